@@ -220,7 +220,7 @@ def test_popularity_counts_jobs_of_the_latest_days(tmp_path: Path) -> None:
     assert popularity(log, days=0.5, now=1e9 + 86_400) == {"b": 1}
     whole = log.read_text()
     log.write_text(whole + '{"time": 1')  # a job writes it now
-    with pytest.warns(NoticeWarning, match=r"reads\.jsonl:4: has no end, and does not count"):
+    with pytest.warns(NoticeWarning, match=r"reads\.jsonl:4: is incomplete and does not count"):
         assert popularity(log, now=1e9 + 86_400) == {"b": 2, "a": 1}
     for altered in (whole.replace('"a"', '"c"'), whole.replace('"c"', '"a"'), whole + "{}\n"):
         log.write_text(altered)

@@ -74,7 +74,7 @@ def test_the_schema_of_what_a_table_was_made_of_is_not_its_own(tmp_path: Path) -
     assert Table.open(tmp_path, schema).num_rows == 20
     hashed = ForeignFeature(name=feature.name, num_ids=7, ids="hash")
     once_more = ForeignSchema(session_id=None, timestamp=None, label=SCHEMA.label, sparse=(hashed,))
-    with pytest.warns(NoticeWarning, match=f"makes others of those of {feature.name}"):
+    with pytest.warns(NoticeWarning, match=f"converts those of {feature.name}"):
         Table.open(tmp_path, once_more)
     seconds = ForeignSchema(
         session_id=None,

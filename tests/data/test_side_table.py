@@ -222,7 +222,7 @@ def test_dense_columns_and_nulls_are_what_the_schema_says(folder: Path) -> None:
         ({"sparse": [{"name": "bta", "num_ids": 9}]}, "'bta' is not there.*'beta'"),
         ({"sparse": [{"name": "ids", "num_ids": 9}]}, "column 'ids' is named twice"),
         ({"sparse": []}, "names no feature"),
-        ({"dense": [{"name": "score"}]}, r"rows whose key a side table lacks have nulls"),
+        ({"dense": [{"name": "score"}]}, r"rows whose key a side table lacks get nulls"),
         ({"table": "sorted_texts_beta.parquet"}, r"is int64, but in .* it is large_string"),
     ],
 )

@@ -183,7 +183,7 @@ def test_what_cannot_be_converted_is_refused() -> None:
         convert(ragged)
     with pytest.raises(DataError, match=r"was given a dict.*stack.converting"):
         convert({"features": from_lists(LISTS)})
-    with pytest.raises(PluginError, match="'region', which there is not; did you mean 'regio'"):
+    with pytest.raises(PluginError, match="'region', which does not exist; did you mean 'regio'"):
         convert(from_lists({"history": [[1]], "brands": [[1]], "regio": [[2]]}))
     with pytest.raises(RegistryError, match="'a' is named twice"):
         _ = stack_of(dedup={"use": "exact", "groups": [["a", "a"]]}).convert
@@ -455,11 +455,11 @@ def test_which_kjt_is_meant() -> None:
     assert features_of(Pair(kjt, other), lambda batch: [batch.labels]) is other
     assert all_features_of(Pair(kjt, other), tuple) == (kjt, other)
     for wrong in ([], [kjt, None]):
-        with pytest.raises(DataError, match="makes a list of a Pair"):
+        with pytest.raises(DataError, match="returns a list for a Pair"):
             all_features_of(Pair(kjt, other), lambda batch, wrong=wrong: wrong)
     with pytest.raises(DataError, match="a dict holds no KeyedJaggedTensor"):
         features_of({"labels": torch.zeros(1)})
-    with pytest.raises(DataError, match="makes a Tensor of a Pair"):
+    with pytest.raises(DataError, match="returns a Tensor for a Pair"):
         features_of(Pair(kjt, torch.zeros(1)), lambda batch: batch.labels)
     made = stack_of().converting(features=lambda batch: from_lists(LISTS))
     with pytest.raises(DataError, match="is not in the Pair itself"):
@@ -704,7 +704,7 @@ def test_what_cannot_be_looked_at() -> None:
         auto().adapt(model, batches=iter([sessions(0)]))
     with pytest.raises(DataError, match="the loader is empty"):
         auto().adapt(model, batches=[])
-    with pytest.raises(DataError, match="converted already"):
+    with pytest.raises(DataError, match="already converted"):
         auto().adapt(model, batches=[stack_of().convert(from_lists(LISTS))])
 
 

@@ -118,7 +118,7 @@ def test_files_without_numbers_do_not_tell_them(tmp_path: Path, numbers: dict[st
     told = recd(
         "data", "import", table, tmp_path / "made", "--schema", tmp_path / "made.yaml", fails=2
     )
-    assert "(field_id), by which its table knows" in told
+    assert "(field_id), by which its table identifies" in told
 
 
 def test_a_mode_that_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from recd_plugins.data.iceberg_metadata import current_metadata
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import location_of
 
-DOUBT = r"which of metadata/.* is its latest its catalog knows alone\. Name that file"
+DOUBT = r"only its catalog knows which of metadata/.* is its latest\. Name that file"
 Make = Callable[..., Path]
 
 

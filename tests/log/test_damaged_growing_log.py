@@ -175,7 +175,7 @@ def test_this_machines_clock_decides_nothing_but_whether_to_stop(tmp_path: Path)
         GrowingLogDataset(config, opened(tmp_path), tmp_path / str(time), partial(float, time))
         for time in ends
     )
-    with pytest.raises(DataError, match=r"If it is this clock that is wrong, set it"):
+    with pytest.raises(DataError, match=r"If this clock is wrong, set it"):
         behind.period(0)
     for number in range(3):
         ours, theirs = right.period(number), ahead.period(number)
@@ -217,7 +217,7 @@ def test_marks_of_a_living_writer_that_are_gone_are_named(tmp_path: Path) -> Non
     assert growing.period(0) is not None
     marks = one_of(tmp_path, "marks")
     marks.unlink()
-    with pytest.raises(DataError, match=f"{marks}: is not there, and was there before"):
+    with pytest.raises(DataError, match=f"{marks}: is not there, but was before"):
         growing.period(1)
     writer.close()
 
@@ -308,5 +308,6 @@ def test_a_place_without_a_log_is_named(tmp_path: Path) -> None:
         dataset(tmp_path).period(0)
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "log").touch()
-    with pytest.raises(DataError, match=r"is a file, where a log's folder .* Set `log.folder`"):
+    says = r"is a file, but must be a log's folder\. Set `log.folder`"
+    with pytest.raises(DataError, match=says):
         dataset(tmp_path / "file")

@@ -168,7 +168,7 @@ def test_a_block_that_was_taken_out_of_a_sealed_file_is_missed(sealed):
     sealed.write_bytes(whole[: second.offset] + whole[second.end :])
     (listed,) = (sealed.parent.parent / "sealed").iterdir()
     listed.unlink()
-    with pytest.raises(DataError, match=r"3 blocks with 30 messages before it, where 4 with 40"):
+    with pytest.raises(DataError, match=r"3 blocks with 30 messages before it, but 4 with 40"):
         read(sealed)
 
 
@@ -185,7 +185,7 @@ def test_what_is_not_sealed_is_counted(file, caplog):
         size = len(torn) - last.offset
         assert log.unsealed == {file: Unsealed(3, 30, size)}
         assert [record.getMessage() for record in caplog.records] == [
-            f"{file}: its writer has not sealed it: 3 blocks with 30 messages can be read, and "
+            f"{file}: its writer has not sealed it: 3 blocks with 30 messages can be read, but "
             f"not the {size} bytes after them"
         ]
 
@@ -207,7 +207,7 @@ def test_a_file_in_another_shards_folder(file):
 
 def test_what_follows_a_seal(sealed):
     sealed.write_bytes(sealed.read_bytes() + b"more")
-    with pytest.raises(DataError, match="its writer closed it before, but something was added"):
+    with pytest.raises(DataError, match="its writer closed it there, but something was added"):
         read(sealed)
 
 

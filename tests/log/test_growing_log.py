@@ -197,7 +197,7 @@ def test_a_log_that_was_changed_is_refused(tmp_path, rows, messages):
     (tmp_path / "log" / next(iter(second.manifest.ends))).unlink()
     again = periods_of(opened(tmp_path), tmp_path, rows).period(1)
     assert again is not None
-    with pytest.raises(DataError, match=r"below the places at which period 1 closed .* not there"):
+    with pytest.raises(DataError, match=r"before the places .* period 1 closed, .* is not there"):
         again.verify()
     read = again.manifest.ends
     log = opened(tmp_path)
@@ -296,18 +296,18 @@ def test_an_origin_or_a_time_in_seconds_is_told(tmp_path, rows, messages):
         ).period(0)
 
     with pytest.raises(
-        RegistryError, match=r"dataset\.origin: .* seems to count s\. Write it in ms"
+        RegistryError, match=r"dataset\.origin: .* seems to be in s\. Write it in ms"
     ):
         first(begin // 1000)
     hour = 3_600_000
     with pytest.warns(
-        NoticeWarning, match=r"period 0 begins at .*, and .* seen 5,000 periods later"
+        NoticeWarning, match=r"period 0 begins at .*, and .* are 5,000 periods later"
     ):
         first(begin - 5_000 * hour)
     with opened(tmp_path / "s") as log:
         one = np.array([1])
         log.append(MessageCodec(SESSIONS.schema).events(one, one, one * (begin // 1000)))
-    with pytest.raises(NotClosed, match=r"closes at .* seem to count s, and ms are meant"):
+    with pytest.raises(NotClosed, match=r"closes at .* seem to be in s, and must be in ms"):
         first(begin, "s/log")
 
 

@@ -117,7 +117,7 @@ def test_a_log_that_was_copied_to_a_store_is_read_there(tmp_path):
     copied = opened(there)
     assert everything(copied) == everything(log)
     assert not copied.unsealed
-    with pytest.raises(DataError, match="is on a store, where no file grows"):
+    with pytest.raises(DataError, match="is on a store, where files cannot grow"):
         copied.append(messages_of(rows))
     copied.close()
 

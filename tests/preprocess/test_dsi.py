@@ -507,8 +507,8 @@ def test_a_column_of_the_name_of_weights_that_are_made() -> None:
         sparse=tuple(SparseFeature(name=name, num_ids=9) for name in ("a", "a_weights")),
     )
     says = (
-        r"preprocess 'compute_score'.*: column 'a_weights' is named twice: the weights of the ids "
-        r"of 'a' go by it, since that is scored\. Give the other column another name\."
+        r"preprocess 'compute_score'.*: column 'a_weights' is named twice: it is also the name "
+        r"of the weights of 'a', which is scored\. Give the other column another name\."
     )
     for features in (("a",), ("a", "a_weights")):
         with pytest.raises(RecdError, match=says):

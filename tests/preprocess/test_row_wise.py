@@ -406,7 +406,7 @@ class Constant:
 
 def test_keys_that_cannot_be_followed():
     for kind in (InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor):
-        with pytest.raises(PluginError, match="Constant makes the same key of two feature groups"):
+        with pytest.raises(PluginError, match="makes the same key from two feature groups"):
             RowWise(Constant())(kind.from_kjt(FEATURES))
 
 
@@ -623,7 +623,7 @@ def of_other(ids=lambda ids: ids, weights=None):
         (of_other(torch.Tensor.float), r"made ids of torch\.float32, where they must be integers"),
         (
             of_other(weights=torch.ones_like),
-            "made weights, but its `schema` has no feature that is",
+            "made weights, but its `schema` has no",
         ),
     ],
 )

@@ -8,7 +8,7 @@ Session id and timestamp are the log's own (`MESSAGES`); the bytes are, little-e
         f32 dense [D]   u32 length [F]   zeros up to a multiple of 8   i64 ids, feature by feature
     kind 2, an event: nothing more; its layout is 0
 
-`layout` is the CRC-32 of the features' names, so that no reader takes one for another.
+`layout` is the CRC-32 of the features' names, so that no reader confuses features.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
 VERSION, INFERENCE, EVENT = 1, 1, 2
-OTHERS = "If others wrote the log, say how to read their JSON by `messages` of the dataset."
+OTHERS = "If other programs wrote the log, say how to read their JSON by `messages` of the dataset."
 HEAD = np.dtype(
     [("version", "u1"), ("kind", "u1"), ("zero", "<u2"), ("layout", "<u4"), ("request_id", "<i8")]
 )
 
 
 def id_of_bytes(key: bytes) -> int:
-    """The 64-bit number that stands for a key: of 8 bytes they themselves, else a hash of it."""
+    """The 64-bit number that stands for a key: the key itself if it has 8 bytes, else its hash."""
     if len(key) != 8:
         key = blake2b(key, digest_size=8).digest()
     return int.from_bytes(key, "little", signed=True)
 
 
 NO_KEY = id_of_bytes(b"")
-"""The session of a message that has no key, or one of no bytes."""
+"""The session of a message without a key, or with an empty one."""
 
 
 class Requests(NamedTuple):
-    """N inferences: their ids [N], when [N], in ms, and rows with the schema's columns, with the
-    label where the messages have it.
+    """N inferences: their ids [N], their times [N] in ms, and rows with the schema's columns,
+    including the label if the messages have it.
 
     A feature that a message lacks is null.
     """
@@ -77,7 +77,7 @@ class Requests(NamedTuple):
 
 
 class Events(NamedTuple):
-    """N events: which requests they answer [N], and when [N], in ms."""
+    """N events: the requests that they answer [N], and their times [N] in ms."""
 
     ids: I64
     timestamps: I64
@@ -86,7 +86,7 @@ class Events(NamedTuple):
 class MessageHeads(NamedTuple):
     """N messages: the ids of their requests [N], and whether each is an event [N] or a request [N].
 
-    What is neither is left out.
+    A message that is neither is left out.
     """
 
     ids: I64
@@ -100,12 +100,12 @@ class DecodedMessages(NamedTuple):
 
 
 class MessageError(DataError):
-    """A message says nothing that its decoder knows."""
+    """A message is not one that its decoder knows."""
 
 
 class Decoder(Protocol):
-    """Reads what a log's messages say; `MessageError` where one says nothing that it knows, which
-    does not depend on those beside it."""
+    """Reads what a log's messages say; raises `MessageError` for a message that it does not know,
+    whatever the other messages are."""
 
     @property
     def schema(self) -> Schema:
@@ -115,15 +115,15 @@ class Decoder(Protocol):
         """Which messages are requests and which are events, without features."""
 
     def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
-        """The requests and the events among messages, each in their order."""
+        """The requests and the events among messages, each in order."""
 
 
 WHERE = b"where"
-"""The key of this place in a batch's metadata."""
+"""The key of a batch's place in its metadata."""
 
 
 def lying_at(where: str, messages: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages, with the place in words at which they begin, for errors."""
+    """The messages, with the place where they begin, in words, for errors."""
     return messages.replace_schema_metadata({WHERE: where})
 
 
@@ -134,8 +134,8 @@ def read_by(
     *,
     otherwise: str = "",
 ) -> T:
-    """What `read` makes of messages, or of these rows of them; its `MessageError` says where the
-    message lies: by the place that they have with them, or `otherwise`."""
+    """What `read` makes of messages, or of these rows of them. Its `MessageError` says where the
+    message lies: by the place in their metadata, or else by `otherwise`."""
     try:
         return read(messages if rows is None else messages.take(pa.array(rows)))
     except MessageError:
@@ -150,7 +150,7 @@ def read_by(
 
 
 class MessageCodec:
-    """Packs messages with a schema's features; it must name its sessions and timestamps."""
+    """Packs messages with a schema's features; the schema must name sessions and timestamps."""
 
     def __init__(self, schema: Schema) -> None:
         if schema.session_id is None or schema.timestamp is None:
@@ -178,7 +178,8 @@ class MessageCodec:
         self._dense = self._missing + -(-features // 8)
         self._lengths = self._dense + 4 * len(schema.dense)
         self._fixed = -(-(self._lengths + 4 * len(schema.sparse)) // 8) * 8
-        """Bytes before the ids; where missing, dense and lengths begin stands above it."""
+        """Bytes before the ids; the lines above have the places where missing, dense and lengths
+        begin."""
 
     def requests(self, ids: I64, rows: pa.Table) -> pa.RecordBatch:
         """One message per row; a null is a missing feature. ids [N], rows [N]."""
@@ -218,7 +219,7 @@ class MessageCodec:
         return _messages(pa.array(session_ids), pa.array(timestamps), starts, _heads(EVENT, 0, ids))
 
     def heads(self, messages: pa.RecordBatch) -> MessageHeads:
-        """Which messages are events, and the requests that they are of, without features."""
+        """Which messages are events, and the requests that they belong to, without features."""
         lengths = pc.binary_length(messages["message"]).to_numpy()
         if (lengths < HEAD.itemsize).any():
             raise MessageError(
@@ -248,7 +249,7 @@ class MessageCodec:
         return MessageHeads(head["request_id"].astype(np.int64), event, inference)
 
     def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
-        """The inferences and the events among messages, each in their order."""
+        """The inferences and the events among messages, each in order."""
         ids, event, inference = self.heads(messages)
         times = messages["timestamp"].to_numpy()
         found = messages.filter(pa.array(inference)) if event.any() else messages
@@ -287,7 +288,7 @@ class MessageCodec:
 
 
 def _heads(kind: int, layout: int, ids: I64) -> Bytes:
-    """The first 16 bytes of messages; ids [N] to [N, 16]."""
+    """The first 16 bytes of each message; ids [N] to [N, 16]."""
     heads = np.zeros(ids.size, HEAD)
     heads["version"], heads["kind"], heads["layout"] = VERSION, kind, layout
     heads["request_id"] = ids
@@ -306,7 +307,7 @@ def _messages(
     n = starts.size - 1
     if starts[-1] >= 1 << 31:
         raise DataError(
-            f"{n:,} messages of {starts[-1]:,} bytes are too many at a time: give fewer."
+            f"{n:,} messages of {starts[-1]:,} bytes are too many at a time: pass fewer."
         )
     offsets = pa.py_buffer(starts.astype(np.int32))
     message = pa.Array.from_buffers(pa.binary(), n, [None, offsets, pa.py_buffer(data)])

@@ -1,4 +1,4 @@
-"""How far the writers of a log's folder had come by two times, from their marks alone."""
+"""How far the writers of a log's folder had come by two times, known from their marks only."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["WriterCuts"]
 
 
 class WriterCuts:
-    """Looks at a log's folder again and again.
+    """Finds the cuts of a log's folder, each time going on from the last look.
 
-    A writer's files are final once it has closed, or was killed: no lock is on its marks then. What
+    A writer's files are final once it has closed or was killed: then no lock is on its marks. What
     it wrote after its last mark counts too.
     """
 
@@ -36,12 +36,13 @@ class WriterCuts:
         self._left: dict[str, tuple[dict[str, int], int | None]] = {}
         """The ends of the files that killed writers left, and the latest time in them."""
         self._finished: set[str] = set()
-        """Writers that add no more marks, once all that they have are read."""
+        """Writers that will add no more marks, and all of whose marks are read."""
         self._unmarked = {file.stem for file in files_of_log(folder)}
-        """Writers of before there were marks, but for those that turn out to have some."""
+        """Writers from before marks existed, except those that turn out to have some."""
 
     def at(self, first: int, second: int) -> Cuts:
-        """The places before all that is of the first time or later, and past the second."""
+        """The places before everything of the first time or later, and those past the second
+        time."""
         before: dict[str, int] = {}
         past: dict[str, int] = {}
         behind: list[str] = []
@@ -54,7 +55,8 @@ class WriterCuts:
             self._marks.setdefault(file.stem, Marks(file))
         for writer in sorted({*self._marks, *sealed, *self._unmarked}):
             marks = self._marks.get(writer)
-            # Whether it lives comes first: what it added until it died is then read.
+            # First find out whether the writer lives: then everything that it added before it died
+            # is read.
             final = writer in {*sealed, *self._finished} or marks is None or not lives(marks.file)
             living |= not final
             times = closed if writer in sealed else left
@@ -70,13 +72,13 @@ class WriterCuts:
                     continue
             if final:
                 if writer in sealed and marks is not None:
-                    # It marks before it seals; its list lacks files where the disk was full.
+                    # It marks before it seals; its list lacks files if the disk was full.
                     by_marks = self._named(writer, marks.ends(len(marks.times)))
                     closed_at = {name: end - SEAL_BYTES for name, end in sealed[writer].items()}
                     past |= by_marks | closed_at
                     if all(by_marks.get(name) == end for name, end in closed_at.items()):
                         continue
-                    # No mark is forced to the disk: a crash of the machine has taken some.
+                    # Marks are not forced to the disk: a crash of the machine may have lost some.
                     _, time = self._whole(writer, marks)
                     times += [] if time is None else [time]
                     continue
@@ -92,14 +94,14 @@ class WriterCuts:
             past=past,
             behind=tuple(behind),
             latest=latest,
-            # The place of one that was killed is taken by another, unless others came further.
+            # Another writer replaces one that was killed, unless others came further.
             ended=bool(sealed) and not living and max(closed, default=latest) == latest,
         )
 
     def _whole(self, writer: str, marks: Marks | None) -> tuple[dict[str, int], int | None]:
-        """The ends of a writer's files as far as they are whole, and the latest time in what it
-        wrote after its marks. Of a writer without marks, whose files may be long, the latest start
-        of a block stands for that."""
+        """Where the whole part of each of a writer's files ends, and the latest time in what it
+        wrote after its marks. For a writer without marks, whose files may be long, that is the
+        latest first time of a block."""
         if writer not in self._left:
             marked = {} if marks is None else self._named(writer, marks.ends(len(marks.times)))
             ends, latest = dict(marked), []
@@ -113,7 +115,7 @@ class WriterCuts:
                     if marks is not None:
                         messages = read_block(frame, self._damaged)
                         if messages is None:
-                            continue  # a torn tail, or damage that is left out
+                            continue  # a torn tail, or damage that is skipped
                         time = pc.max(messages["timestamp"]).as_py()
                     ends[name] = frame.end
                     latest.append(time)

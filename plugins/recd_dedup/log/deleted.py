@@ -1,4 +1,4 @@
-"""Messages that were in a log and cannot be read any more: the errors that say so."""
+"""Errors for messages that were in a log and can no longer be read."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["DeletedMessages", "ExpiredMessages", "readable"]
 
 
 class DeletedMessages(DataError):
-    """Messages that were asked for are not there any more: whether they were the same as others
-    were, nobody can tell."""
+    """Requested messages are no longer there, so they cannot be compared with what was there
+    before."""
 
 
 class ExpiredMessages(DeletedMessages):
-    """The log keeps messages for a time, which is over for these."""
+    """The log keeps messages for a limited time, which is over for these."""
 
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Inside, a file that is gone, or not for this process, is named."""
+    """Inside it, the error for a file that is gone, or that this process may not read, names the
+    file."""
     try:
         yield
     except FileNotFoundError as error:
         raise DeletedMessages(
-            f"{error.filename}: is not there, and was there before, or should be. Take it from a "
-            "copy."
+            f"{error.filename}: is not there, but was before, or should be. Take it from a copy."
         ) from error
     except PermissionError as error:
         raise DataError(

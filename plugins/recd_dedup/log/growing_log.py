@@ -1,15 +1,15 @@
 """The `growing_log` dataset: a log that services still write, joined period by period.
 
-Period e is the requests whose time is in [origin + e P, origin + (e + 1) P), with their events. A
-part of the log has come past it once a message is later than the period's end by the join's window
-and disorder; what comes behind that place is late, and in no period. So which messages are a
-period's is decided by what lies in each part alone, and not by who looks when.
+Period e consists of the requests with a time in [origin + e P, origin + (e + 1) P), with their
+events. A part of the log has come past it once a message is later than the period's end by the
+join's window and disorder; what comes after that place is late, and in no period. So which messages
+belong to a period depends only on what lies in each part, not on who looks when.
 
-A period that closed has a manifest beside the prepared tables, written by whoever came first: its
-places in each part, and a digest of the messages between them, to which each join of them is held.
-Whoever goes on with periods that have closed first looks whether their last messages are the log's:
-a topic may have been made anew, or be another cluster's. A writer that begins later is in the
-periods that close later.
+A closed period has a manifest beside the prepared tables, written by the first process that looked:
+its places in each part, and a digest of the messages between them, against which each join is
+checked. A process that goes on with closed periods first checks whether their last messages are the
+log's: a topic may have been made again, or be in another cluster. A writer that begins later is in
+the periods that close later.
 """
 
 from __future__ import annotations
@@ -58,36 +58,37 @@ NEVER = 1 << 62
 """A time that no message has."""
 
 LOOKED_AT = 4
-"""The shards whose last messages tell whether a log is still the same."""
+"""How many shards' last messages are compared to see whether a log is still the same."""
 SECONDS = 10**8, 10**11
-"""Between these are times in s since 1970 that someone may mean; in ms they are of before 1973."""
+"""Times between these may be meant in s since 1970; in ms they would be before 1973."""
 MANY_EMPTY = 1_000
-"""Periods without rows, from the first one on, that go by without a word."""
+"""This many periods without rows, from the first one on, cause no warning."""
 AHEAD_MS = 24 * 60 * 60_000
-"""The time that a message may be ahead of this machine's clock."""
+"""How far a message may be ahead of this machine's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowingLogConfig(LoggedConfig):
-    """Samples from raw logs that are still written, one period after another."""
+    """Samples from raw logs that are still being written, one period after another."""
 
     origin: int
-    """The time at which period 0 begins, in ms since 1970; what is earlier is late."""
+    """The time at which period 0 begins, in ms since 1970; earlier messages count as late."""
     period_ms: Annotated[int, Range(ge=1)] = 60 * 60_000
-    """The time that a period covers: an epoch of training, whose rows are shuffled together."""
+    """The time that a period covers. A period is an epoch of training; its rows are shuffled
+    together."""
     until: int | None = None
     """The time at which the data end, in ms since 1970: no period begins then or later. One that
-    begins before closes as ever, by messages that come: a log to which nobody writes is waited for,
-    for `patience` seconds, whatever a clock says."""
+    begins before it closes as usual, by messages that come: if nobody writes, the log is waited
+    for, for `patience` seconds, whatever a clock says."""
     ends_when_sealed: bool = False
-    """Whether the data end once nobody writes and the writer that came furthest has closed; else
-    others are waited for."""
+    """Whether the data end once nobody writes any more and the writer that came furthest has
+    closed; otherwise other writers are waited for."""
     patience: Annotated[float, Range(gt=0)] = 600.0
-    """Seconds for which a rank waits for a period that has not closed, while no writer comes
-    nearer to its end."""
+    """Seconds that a rank waits for a period that has not closed while no writer comes nearer to
+    its end."""
     keep: Annotated[int, Range(ge=1)] = 8
-    """Periods behind the one that the latest checkpoint is in whose tables stay; of those before
-    them the manifests do, by which the log gives the same tables again."""
+    """How many periods before that of the latest checkpoint keep their tables. Earlier periods keep
+    only their manifests, by which the log gives the same tables again."""
 
     def idle_options(self) -> Mapping[str, str]:
         why = "a period knows the ids of all of its requests"
@@ -96,7 +97,7 @@ class GrowingLogConfig(LoggedConfig):
 
 
 class GrowingLogDataset(GrowingDataset):
-    """The periods of a log, whose manifests lie in a folder of the registry's."""
+    """The periods of a log; their manifests lie in one of the registry's folders."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class GrowingLogDataset(GrowingDataset):
         folder: Path,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` gives this machine's time, in seconds since 1970."""
+        """`clock` returns this machine's time, in seconds since 1970."""
         self.config = config
         self._clock = clock
         self.patience, self.keep = config.patience, config.keep
@@ -115,9 +116,9 @@ class GrowingLogDataset(GrowingDataset):
         name = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
         self._folder = folder / f"periods-{name}"
         self._is_same = False
-        """Whether the periods that were there are known to be this log's."""
+        """Whether the periods found at the start have been checked to be this log's."""
         self._reported = False
-        """Whether it was looked for what came after the data had ended."""
+        """Whether a search has been made for messages after the end of the data."""
 
     @property
     def schema(self) -> Schema:
@@ -127,8 +128,8 @@ class GrowingLogDataset(GrowingDataset):
         return self._folder.name
 
     def period(self, number: int) -> LogPeriod | None:
-        """The period of a manifest; one that has none is looked for in the log, by one process at a
-        time."""
+        """The period of a manifest; if it has none yet, it is looked for in the log, by one process
+        at a time. None if the data end before it."""
         if self._ends_before(number):
             self._warn_of_later()
             return None
@@ -151,13 +152,13 @@ class GrowingLogDataset(GrowingDataset):
         return LogPeriod(self.config, self._log, there, self._ends_of, self._vocabularies)
 
     def _close(self, number: int) -> PeriodManifest | None:
-        """Write the manifest of a period that is closed; None where the data end before it."""
+        """Write the manifest of a closed period and return it; None if the data end before it."""
         start = self.config.origin + number * self.config.period_ms
         end, join = start + self.config.period_ms, self.config.join
         past = end + join.window_ms + join.disorder_ms
         before = self._manifest(number - 1) if number else None
         begins = {} if before is None else before.next
-        # An event may be so much earlier than its request, which is the next period's.
+        # An event may be this much earlier than its request, which is in the next period.
         cuts = self._log.cuts(begins, end - join.disorder_ms, past)
         self._check_clock(cuts)
         ended = self.config.ends_when_sealed and cuts.ended
@@ -185,7 +186,8 @@ class GrowingLogDataset(GrowingDataset):
             }
         if before is None and earliest is not None:
             self._check_origin(earliest)
-        # What came late, after the last request's period had closed, is one period's to count.
+        # Messages that came after the last request's period had closed are counted in one more
+        # period.
         if ended and not new and latest < start:
             write_whole(self._folder / ENDED, json.dumps({"before": number}))
             return None
@@ -204,17 +206,17 @@ class GrowingLogDataset(GrowingDataset):
         return found
 
     def _check_once(self, there: PeriodManifest) -> None:
-        """`_check` the last period that has closed, of those that were there at the first look."""
+        """`_check` the last closed period among those that were there at the first look."""
         if self._is_same:
             return
         found = (file.stem.removeprefix("period-") for file in self._folder.glob("period-*.json"))
-        # Others are drafts: of who writes one now, or was killed as it did.
+        # Others are drafts, of a process that is writing one now or was killed while writing it.
         closed = [int(number) for number in found if number.isdecimal()]
         self._check(self._manifest(max(closed)) or there)
         self._is_same = True
 
     def _check(self, there: PeriodManifest) -> None:
-        """`DataError` where the log has others in the place of the last messages of a period."""
+        """Raises `DataError` if the log has other messages in place of a period's last ones."""
         if there.log and (log := self._identity) and log != there.log:
             raise self._another(there, f"it was log {there.log}, and is {log}: it began anew")
         begins = {part: place for part, (place, _) in there.last.items()}
@@ -225,7 +227,7 @@ class GrowingLogDataset(GrowingDataset):
             try:
                 for placed in self._log.between(shard, begins, ends):
                     found.setdefault(placed.part, MessagesDigest()).add(placed)
-            except DeletedMessages:  # what is read may be; the next period says what it needs
+            except DeletedMessages:  # the next period reports what it needs
                 continue
             except DataError as error:
                 raise self._another(there, str(error).rstrip(".")) from error
@@ -248,23 +250,25 @@ class GrowingLogDataset(GrowingDataset):
 
     @property
     def _identity(self) -> str:
-        """Of the log that is in its place now; not each kind of log has one."""
+        """The identity of the log that is now in its place; not every kind of log has one."""
         return str(getattr(self._log, "identity", ""))
 
     def _check_origin(self, earliest: int) -> None:
-        """Report a first period that begins long before the first message, or in s."""
+        """Report a first period that begins long before the first message, or whose origin is in
+        s."""
         origin = self.config.origin
         if _counts_seconds(origin, earliest):
             raise RegistryError(
-                f"is {origin}, in ms since 1970, and messages come at {earliest}: it seems to "
-                "count s. Write it in ms.",
+                f"is {origin}, in ms since 1970, and messages come at {earliest}: it seems to be "
+                "in s. Write it in ms.",
                 "dataset.origin",
             )
         empty = (earliest - origin) // self.config.period_ms
         if empty >= MANY_EMPTY:
             warnings.warn(
-                f"period 0 begins at {origin}, and messages are seen {empty:,} periods later: "
-                "those between are gone through one by one. `origin` may be where messages begin.",
+                f"period 0 begins at {origin}, and the first messages are {empty:,} periods "
+                "later: the periods in between are gone through one by one. `origin` may be set "
+                "to where messages begin.",
                 NoticeWarning,
                 stacklevel=2,
             )
@@ -284,20 +288,20 @@ class GrowingLogDataset(GrowingDataset):
             )
         unit = ""
         if cuts.latest is not None and _counts_seconds(cuts.latest, past):
-            unit = ": these times seem to count s, and ms are meant"
+            unit = ": these times seem to be in s, and must be in ms"
         return f"{behind or come}; it closes at {past}{unit}"
 
     def _check_clock(self, cuts: Cuts) -> None:
-        """`DataError` where a message would close all periods to come before their time."""
+        """Raises `DataError` if a message would close all coming periods too early."""
         now = int(self._clock() * 1000)
         if cuts.latest is not None and cuts.latest > now + AHEAD_MS:
             raise DataError(
-                f"{self._log.name}: a message has the time {cuts.latest}, and it is {now} by this "
-                "machine's clock, in ms since 1970. Later periods would close there, and what its "
-                "writer adds would be in none. Have the service write ms, and take what it wrote "
-                "out of the log (of shard files: all files of the writer whose marks/*.log has "
-                "that time), or begin a log anew. If it is this clock that is wrong, set it: "
-                "nothing has closed by it."
+                f"{self._log.name}: a message has the time {cuts.latest}, but by this machine's "
+                f"clock it is {now}, in ms since 1970. Later periods would close there, and what "
+                "its writer adds would be in none. Have the service write ms, and take what it "
+                "wrote out of the log (of shard files: all files of the writer whose marks/*.log "
+                "has that time), or begin a new log. If this clock is wrong, set it: no period "
+                "has closed because of it."
             )
 
     def _ends_before(self, number: int) -> bool:
@@ -312,7 +316,7 @@ class GrowingLogDataset(GrowingDataset):
             raise _unreadable(file, str(error)) from error
 
     def _warn_of_later(self) -> None:
-        """Warn, once, that more was written after the data had ended: it is in no period."""
+        """Warn, once, that more was written after the data had ended, which is in no period."""
         ended = self._read_json(self._folder / ENDED)
         if self._reported or ended is None:
             return
@@ -320,7 +324,7 @@ class GrowingLogDataset(GrowingDataset):
         last = self._manifest(int(ended["before"]) - 1)
         try:
             cuts = self._log.cuts({}, NEVER, NEVER)
-        except DataError:  # nobody needs more of the log
+        except DataError:  # no more of the log is needed
             return
         if last and (cuts.behind or any(n > last.ends.get(one, 0) for one, n in cuts.past.items())):
             warnings.warn(
@@ -351,14 +355,14 @@ class GrowingLogDataset(GrowingDataset):
 
     @cached_property
     def _vocabularies(self) -> Mapping[Location, str]:
-        """As they were when the first period was asked for."""
+        """The vocabularies as they were when the first period was asked for."""
         return self.config.vocabulary_digests()
 
     def _ends_of(self, number: int) -> Mapping[str, int]:
         if (found := self._manifest(number)) is None:
             raise DataError(
-                f"{self._file(number)}: is not there, and a later period counts by it which events "
-                "came when. Take it from a copy, or start a new run, with another `folder`."
+                f"{self._file(number)}: is not there, but a later period needs it to count which "
+                "events came when. Take it from a copy, or start a new run, with another `folder`."
             )
         return found.ends
 
@@ -367,7 +371,7 @@ class GrowingLogDataset(GrowingDataset):
 
 
 def _counts_seconds(time: int, other: int) -> bool:
-    """Whether a time seems to be in s, by one that is in ms."""
+    """Whether a time seems to be in s, compared with one in ms."""
     low, high = SECONDS
     return low <= time < high <= other
 
@@ -375,7 +379,7 @@ def _counts_seconds(time: int, other: int) -> bool:
 def _unreadable(file: Path, why: str) -> DataError:
     return DataError(
         f"{file}: is damaged, or of another version ({why}). Take it from a copy, or remove it: it "
-        "is made again from the log, and a resume says where that gives another period."
+        "is made again from the log, and a resume reports if that gives another period."
     )
 
 
@@ -383,8 +387,8 @@ def build_growing_log(config: GrowingLogConfig, context: Context) -> GrowingLogD
     log = context.neighbours["log"]
     if not isinstance(log, GrowingLog):
         raise RegistryError(
-            f"{type(log).__name__} can only be read as it is by now: it has no `cuts` and "
-            "`between` of recd_plugins.api.GrowingLog. Choose zstd_shards, or `dataset: logged`.",
+            f"{type(log).__name__} can only be read as it is now: it has no `cuts` and `between` "
+            "of recd_plugins.api.GrowingLog. Choose zstd_shards, or `dataset: logged`.",
             "log",
         )
     ours = isinstance(log, KafkaLog | ZstdShards)

@@ -1,5 +1,5 @@
-"""A log of somebody else's plugin, held to what the `log` slot says: what it answers otherwise
-would make wrong samples, or fail in the join, far from it."""
+"""Checks that a log from another plugin keeps to what the `log` slot says: other answers would make
+wrong samples, or fail later, in the join."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class HeldLog:
-    """Is read as the log is; `PluginError` says which of its answers is none."""
+    """Is read like the log itself; a `PluginError` says which of its answers is wrong."""
 
     def __init__(self, log: LogStore) -> None:
         self._log = log
@@ -51,7 +51,7 @@ class HeldLog:
         return found
 
     def read(self, shard: int) -> Iterator[pa.RecordBatch]:
-        """The messages of a shard, block by block; blocks without any are left out."""
+        """The messages of a shard, block by block; empty blocks are left out."""
         for messages in self._each("read", self._log.read(shard), pa.RecordBatch):
             self._check_messages("read", messages)
             if messages.num_rows:
@@ -83,7 +83,7 @@ class HeldLog:
 
 
 class HeldGrowingLog(HeldLog):
-    """The same of a log that is read while others write it."""
+    """The same for a log that is read while others write to it."""
 
     def __init__(self, log: GrowingLog) -> None:
         super().__init__(log)
@@ -98,7 +98,8 @@ class HeldGrowingLog(HeldLog):
 
     @property
     def identity(self) -> str:
-        """What tells it from a log that is in its place later, if anything does."""
+        """What distinguishes it from a log that may be in its place later; empty if nothing
+        does."""
         return str(getattr(self._growing, "identity", ""))
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:

@@ -55,7 +55,7 @@ class JoinConfig(Config):
 
 @dataclass(eq=False)
 class _Group:
-    """The requests of one block; without `rows` once they are written."""
+    """The requests of a block; without `rows` once they are written."""
 
     rows: pa.Table | None
     ids: list[int]
@@ -80,10 +80,10 @@ class Join:
         self._groups: list[_Group] = []
         self._known: dict[int, tuple[_Group, int]] = {}
         self._early: dict[int, list[int]] = {}
-        """Times of events whose request is yet to come, by its id."""
+        """Times of events whose request has not come yet, by its id."""
 
     def add(self, messages: pa.RecordBatch) -> Iterator[pa.Table]:
-        """Take in a block; yields the samples that nothing can change any more. Blocks come in the
+        """Add a block; yields the samples that nothing can change any more. Blocks come in the
         order of their first times."""
         if not messages.num_rows:
             return
@@ -102,7 +102,7 @@ class Join:
         yield from self._write_until(self._watermark - self.config.disorder_ms)
 
     def finish(self) -> Iterator[pa.Table]:
-        """The samples that still wait, at the end of the stream."""
+        """The samples that are still waiting at the end of the stream."""
         yield from self._write_until(math.inf)
 
     def _take_requests(self, requests: Requests) -> None:
@@ -130,7 +130,7 @@ class Join:
     def _take_event(self, group: _Group, i: int, time: int) -> None:
         since = time - group.times[i]
         if since < -self.config.disorder_ms:
-            self.report.orphan_events += 1  # before its request: of another with the same id
+            self.report.orphan_events += 1  # it belongs to an earlier one with the same id
         elif since > self.config.window_ms:
             self.report.late_events += 1
         elif group.positive[i]:
@@ -142,12 +142,12 @@ class Join:
             self.report.positives += 1
 
     def _write_until(self, time: float) -> Iterator[pa.Table]:
-        """Write, forget, and give up waiting: no message older than `time` is to come."""
+        """Write samples, forget ids and stop waiting: no message older than `time` will come."""
         window, disorder = self.config.window_ms, self.config.disorder_ms
         for request in [
             request
             for request, times in self._early.items()
-            if max(times) + disorder < time  # its request was due by then
+            if max(times) + disorder < time  # its request would have come by then
         ]:
             self.report.orphan_events += len(self._early.pop(request))
         kept = []
@@ -164,7 +164,7 @@ class Join:
 
 
 class Readable(Protocol):
-    """A log, or the part of one, that is joined."""
+    """A log, or a part of one, that can be joined."""
 
     @property
     def shards(self) -> int: ...
@@ -176,8 +176,8 @@ class Readable(Protocol):
 
 
 def streams_of(store: Readable) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The streams that can be joined by themselves: each shard of a log by session, else all shards
-    merged."""
+    """The streams that can be joined separately: each shard of a log that is routed by session,
+    else all shards merged."""
     shards = (store.read(shard) for shard in range(store.shards))
     if store.route == "session":
         yield from shards
@@ -200,7 +200,7 @@ def joined(
 ) -> list[Iterator[pa.Table]]:
     """The samples of each stream of a log, joined as they are iterated.
 
-    No session is in two of them, so each can be clustered by itself (O2 without a bucket pass).
+    No session is in two streams, so each can be clustered by itself (O2 without a bucket pass).
     """
     return [samples_of(stream, decoder, config, report) for stream in streams_of(store)]
 
@@ -208,8 +208,8 @@ def joined(
 def as_samples(
     schema: Schema, rows: pa.Table, positive: NDArray[np.bool_], report: JoinReport
 ) -> pa.Table:
-    """Rows of requests and their labels, in the columns of a table; missing features are filled,
-    and counted."""
+    """Rows of requests and their labels, as the columns of a table; missing features are filled and
+    counted."""
     columns = {name: rows[name].combine_chunks() for name in rows.column_names}
     if schema.label in columns:  # a message's own
         report.positives += int((columns[schema.label].to_numpy() > 0).sum())
@@ -229,7 +229,7 @@ def as_samples(
 
 
 def _filled(column: pa.Array) -> pa.Array:
-    """0 for a missing number, no ids for a missing list."""
+    """The column with 0 for a missing number, and no ids for a missing list."""
     if not pa.types.is_list(column.type):
         return pc.fill_null(column, 0)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
@@ -238,21 +238,22 @@ def _filled(column: pa.Array) -> pa.Array:
 
 
 ENOUGH = 100
-"""The samples of which it is odd if no event came, or many without a request."""
+"""With this many samples, it is odd if no event came, or many without a request."""
 MOST_LOST = 0.1
-"""The share of events that may find no request without a word."""
+"""The share of events that may find no request without a warning."""
 
 
 @dataclass(kw_only=True)
 class JoinReport:
-    """A request is a sample or a duplicate; an event makes one positive, or is one of the rest."""
+    """A request is a sample or a duplicate; an event makes a sample positive, or is counted as one
+    of the others."""
 
     requests: int = 0
     """Inference messages."""
     samples: int = 0
     """Rows written."""
     duplicate_requests: int = 0
-    """Requests whose id had come before; the first one counts."""
+    """Requests whose id has come before; the first one counts."""
     events: int = 0
     """Event messages."""
     positives: int = 0
@@ -262,30 +263,31 @@ class JoinReport:
     late_events: int = 0
     """Events after their request's window, or after its sample was written."""
     orphan_events: int = 0
-    """Events whose request did not come, or came longer ago than is remembered."""
+    """Events whose request did not come, or came too long ago to be remembered."""
     disordered: int = 0
-    """Messages further behind the others than `disorder_ms`: where there are any, raise it."""
+    """Messages further behind the others than `disorder_ms`: if there are any, raise it."""
     left_out: int = 0
-    """Messages of others that are neither request nor event, or cannot be read."""
+    """Messages by other programs that are neither request nor event, or cannot be read."""
     most_waiting: int = 0
-    """Samples that waited for events at a time, at most: what memory held."""
+    """The most samples that waited for events at a time, in memory."""
     missing: dict[str, int] = field(default_factory=dict)
-    """Samples that lack a feature, by feature; they have 0, or no ids, there."""
+    """Samples that lack a feature, by feature; it is 0 there, or has no ids."""
     with_ids: dict[str, int] = field(default_factory=dict, compare=False)
-    """Samples that have ids, by feature: where there are none, messages may name it otherwise."""
+    """Samples that have ids, by feature: if there are none, messages may have another name for
+    it."""
 
     def to_dict(self) -> dict[str, int | dict[str, int]]:
         return dataclasses.asdict(self)
 
     def warn(self, log: str) -> None:
-        """Warn of what a log may not have meant: labels that are all 0, messages that count for
-        nothing."""
+        """Warn of what is probably not intended: labels that are all 0, or messages that are not
+        used."""
         if doubts := [*self._doubts()]:
             warnings.warn(f"{log}: {'; '.join(doubts)}. {self}.", NoticeWarning, stacklevel=2)
 
     def _doubts(self) -> Iterator[str]:
         if not self.requests and self.events + self.left_out >= ENOUGH:
-            yield "no message is a request: see whether its kinds are named as they are"
+            yield "no message is a request: see whether its kinds have the right names"
         if self.left_out:
             yield "some messages are neither request nor event, or cannot be read"
         if self.samples < ENOUGH:
@@ -293,16 +295,16 @@ class JoinReport:
         if not self.positives:
             yield "all labels are 0"
         if empty := [repr(name) for name, having in self.with_ids.items() if not having]:
-            yield f"no sample has ids of {', '.join(empty)}: see whether messages have it"
+            yield f"no sample has ids of {', '.join(empty)}: see whether messages have them"
         lost = self.late_events + self.orphan_events
         if lost <= MOST_LOST * self.events:
             pass
         elif self.late_events >= self.orphan_events:
-            yield "many events are late: raise `join.window_ms`, if they take long"
+            yield "many events are late: raise `join.window_ms` if they take long"
         else:
             yield (
-                "many events are of no request: see whether both have the same id, and whether "
-                "a session's messages lie in one log shard (else `log.route: message`)"
+                "many events have no request: see whether both have the same id, and whether a "
+                "session's messages lie in one log shard (else `log.route: message`)"
             )
         if self.disordered:
             yield "raise `join.disorder_ms`"

@@ -1,8 +1,8 @@
 """The fields of JSON objects as columns of a `ForeignSchema`.
 
-What a row becomes depends on its object alone, not on those beside it, since a topic is cut into
-batches as the network has it. So each value is taken by itself as its column means it, and rows
-whose session or time are of different types, by which a column would change, are made apart.
+What a row becomes depends only on its object, not on the other objects, since the network decides
+how a topic is cut into batches. So each value is converted by itself as its column requires, and
+rows whose sessions or times have different types, which would change a column, are made separately.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from recd_plugins.api.data import ForeignSchema, conform
 __all__ = ["JsonColumns", "JsonRows", "field_of", "spelled_by"]
 
 MOST_EXACT = 2.0**53
-"""Beyond it a float64 does not hold each integer."""
+"""Beyond this a float64 does not hold every integer."""
 ONE = "an object"
-"""The place that the error of one object names; who asked for the rows knows a better one."""
+"""The place that the error of an object names; the caller knows a better one."""
 PAIR = 'an id and its weight, as {"id": ..., "weight": ...}'
 Object = Mapping[str, Any]
 
 
 class Column(NamedTuple):
-    """A column of the files, be it a field of objects."""
+    """A column of the files, or a field of objects."""
 
     read: Callable[[Any], Any]
-    """Takes a value as the column means it; `ValueError` where it cannot be taken so."""
+    """Converts a value as the column requires; raises `ValueError` if it cannot."""
     made: Callable[[Sequence[Any]], pa.Array]
-    """Makes Arrow's column of such values."""
+    """Makes Arrow's column from such values."""
 
 
 class JsonRows(NamedTuple):
-    """The objects that fit, as rows [N] in their order, and the others."""
+    """The objects that fit, as rows [N] in order, and the others."""
 
     at: Sequence[int]
-    """[N] the place of each among the objects."""
+    """[N] the place of each row among the objects."""
     rows: pa.Table
     misfits: Mapping[int, str]
     """Why an object does not fit, by its place."""
 
 
 class JsonColumns:
-    """Makes conformed columns of objects."""
+    """Makes conformed columns from objects."""
 
     def __init__(self, schema: ForeignSchema, leave_out: Sequence[str] = ()) -> None:
-        """`leave_out`: columns that are not made, as labels that events make."""
+        """`leave_out` are columns that are not made, such as labels that events make."""
         self._schema = schema
         self._names = [name for name in schema.conformed.columns if name not in leave_out]
         columns = _columns(schema)
@@ -60,8 +60,8 @@ class JsonColumns:
         self._keys = (*schema.session_columns, *time)
 
     def of(self, objects: Sequence[Object], *, until_misfit: bool = False) -> JsonRows:
-        """The rows of objects; `until_misfit`: none where one does not fit, and one that does not
-        is named."""
+        """The rows of objects. With `until_misfit` there are no rows if an object does not fit, and
+        one such object is named."""
         misfits: dict[int, str] = {}
         values = {
             name: _values([field_of(one, name) for one in objects], name, column.read, misfits)
@@ -86,7 +86,7 @@ class JsonColumns:
     def _alike(
         self, values: Mapping[str, Sequence[Any]], left: Sequence[int]
     ) -> Sequence[Sequence[int]]:
-        """The places of objects in which sessions and times are of the same types."""
+        """The places of objects, grouped by the types of their sessions and times."""
         found: dict[tuple[object, ...], list[int]] = {}
         keys = [values[name] for name in self._keys]
         for i in left:
@@ -102,7 +102,7 @@ class JsonColumns:
         *,
         until_misfit: bool,
     ) -> None:
-        """Add the rows of these places; of halves of them, where some do not fit."""
+        """Add the rows of these places; if some do not fit, try each half."""
         try:
             made = {
                 name: column.made([values[name][i] for i in at])
@@ -116,7 +116,7 @@ class JsonColumns:
                 misfits[at[0]] = (
                     str(error).removeprefix(f"{ONE}: ").replace(" in row 0", "", 1)
                     if isinstance(error, DataError)
-                    else f"one of its texts is none of Unicode ({error})."
+                    else f"one of its texts is not Unicode ({error})."
                 )
                 return
             for half in (at[: len(at) // 2], at[len(at) // 2 :]):
@@ -125,7 +125,8 @@ class JsonColumns:
 
 
 def field_of(one: Object, path: str) -> Any:
-    """The value of a field, a dotted name being one of an object within; none where it is not."""
+    """The value of a field, where a dotted name is a field of a nested object; None if it is
+    missing."""
     if path in one:
         return one[path]
     found: Any = one
@@ -137,7 +138,7 @@ def field_of(one: Object, path: str) -> Any:
 
 
 def _columns(schema: ForeignSchema) -> Mapping[str, Column]:
-    """Each column of the files; one that is a session or a time may be a feature, too."""
+    """Each column of the files; a session or a time may also be a feature."""
     weight = () if schema.sample_weight is None else (schema.sample_weight,)
     needs = {name: schema.nulls.get(name, "error") == "error" for name in weight}
     needs |= {label.name: label.nulls == "error" for label in schema.label_columns}
@@ -163,7 +164,7 @@ def _columns(schema: ForeignSchema) -> Mapping[str, Column]:
 def _values(
     fields: Sequence[Any], name: str, read: Callable[[Any], Any], misfits: dict[int, str]
 ) -> Sequence[Any]:
-    """The values of a column; none for one that does not fit, which becomes a misfit."""
+    """The values of a column; None for one that does not fit, which becomes a misfit."""
     try:
         return [read(value) for value in fields]
     except ValueError:
@@ -178,12 +179,12 @@ def _values(
 
 
 def _kind(value: Any) -> object:
-    """What decides the type of Arrow's column: integers beyond int64 make it unsigned."""
+    """What determines the type of Arrow's column: integers beyond int64 make it unsigned."""
     return value >= 2**63 if isinstance(value, int) else type(value)
 
 
 def _id(value: Any) -> int | str | None:
-    """An integer of 64 bits, or a text; a larger integer is the text that spells it."""
+    """An integer of 64 bits, or a text; a larger integer becomes the text that spells it."""
     match value:
         case None | str():
             return value
@@ -199,7 +200,7 @@ def _id(value: Any) -> int | str | None:
 
 
 def _whole(value: Any, below: int) -> int | None:
-    """An id that is taken as it is; what stands for a null may be of any size."""
+    """An id that is taken as it is; a value that stands for a null may have any size."""
     found = _id(value)
     if isinstance(found, str):
         raise _error(
@@ -234,7 +235,8 @@ def _pairs(value: Any, one: Callable[[Any], Any]) -> Sequence[Any] | None:
 
 
 def _pair(value: Any, one: Callable[[Any], Any]) -> tuple[Any, float | None]:
-    """Of its two fields that named `id` or the one beside `weight`, else the first, is the id."""
+    """Of its two fields, the id is the one named `id`, or the one beside `weight`, else the
+    first."""
     if not isinstance(value, dict) or len(value) != 2:
         raise _error(value, f"a scored id is {PAIR}")
     first, second = value
@@ -264,14 +266,15 @@ def _time(value: Any) -> int | float | None:
             raise _error(value, "it is no int64 in ms")
     raise _error(
         value,
-        "`timestamp_unit` is of numbers: of texts it says how they have their dates, as yyyy-mm-dd",
+        "`timestamp_unit` is for numbers: for texts it must be the form of their dates, as "
+        "yyyy-mm-dd",
     )
 
 
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise _error(value, "`timestamp_unit` is of texts: of numbers it says what they count, as ms")
+    raise _error(value, "`timestamp_unit` is for texts: for numbers it must be a unit, as ms")
 
 
 def _number(value: Any) -> float | None:
@@ -282,7 +285,7 @@ def _number(value: Any) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        raise _error(value, "no float is as large") from None
+        raise _error(value, "no float is this large") from None
 
 
 def _needed(value: Any) -> float:
@@ -317,7 +320,7 @@ def _error(value: Any, why: str) -> ValueError:
 
 
 def _keys(values: Sequence[Any]) -> pa.Array:
-    """Sessions or times, all of a kind."""
+    """Sessions or times, all of one type."""
     unsigned = _kind(values[0]) is True
     return pa.array(values, pa.uint64() if unsigned else None)
 
@@ -331,7 +334,7 @@ def _vectors(values: Sequence[Any]) -> pa.Array:
 
 
 def _lists(values: Sequence[Any]) -> pa.Array:
-    """An id a row, or a list of them in each where there is a list."""
+    """One id per row, or a list in every row if there is a list in any."""
     if not any(isinstance(value, list) for value in values):
         return _integers_or_texts(values, pa.int64(), pa.string(), _text_of)
     rows = [value if value is None or isinstance(value, list) else [value] for value in values]
@@ -358,7 +361,8 @@ def _scored(values: Sequence[Any]) -> pa.Array:
 def _integers_or_texts(
     values: Sequence[Any], integers: pa.DataType, texts: pa.DataType, spelled: Callable[[Any], Any]
 ) -> pa.Array:
-    """Integers, or texts where one is: an integer and the text that spells it have one hash."""
+    """Integers, or texts if any value is a text: an integer and the text that spells it have the
+    same hash."""
     try:
         return pa.array(values, integers)
     except (pa.ArrowException, TypeError, OverflowError):

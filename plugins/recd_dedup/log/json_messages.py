@@ -1,5 +1,5 @@
-"""Messages that others wrote, each a JSON object: which are requests and which are events, and the
-columns of requests, by a schema like that of foreign files."""
+"""Messages that other programs wrote, each a JSON object: which are requests and which are events,
+and the columns of requests, by a schema like that of foreign files."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class JsonMessages(Config):
     """Messages that are JSON objects."""
 
     columns: ForeignSchema
-    """The fields of requests that become columns, as `recd data schema` writes it of such objects
-    in lines; a dotted name is a field of an object. With `session_id: null` the session is the
-    message's key, with `timestamp: null` the time is the message's own."""
+    """The fields of requests that become columns, as `recd data schema` writes them for such
+    objects in lines; a dotted name is a field of a nested object. With `session_id: null` the
+    session is the message's key, with `timestamp: null` the time is the message's own."""
     request_id: str | None = None
     """The field with a request's id, in the request and in its events: a text or a whole number.
-    Without it messages that are alike, of one time, are one."""
+    Without it, equal messages of the same time count as one."""
     kind: str | None = None
     """The field that says whether a message is a request or an event. Without it all are requests,
-    which have their labels with them, and wait for nothing."""
+    which carry their labels and wait for nothing."""
     requests: tuple[Kind, ...] = ()
-    """The values of `kind` by which a message is a request; by default all that are none of
-    `events`, or none at all."""
+    """The values of `kind` that make a message a request; by default all that are not among
+    `events`, or a missing one."""
     events: tuple[Kind, ...] = ()
-    """The values of `kind` by which a message is an event, which makes its request's label 1; by
-    default any that is none of `requests`. Messages of other kinds are left out."""
+    """The values of `kind` that make a message an event, which makes its request's label 1; by
+    default all that are not among `requests`. Messages of other kinds are left out."""
     malformed: Literal["raise", "skip"] = "raise"
-    """What becomes of a message that is no JSON object, lacks an id or does not fit the columns:
+    """What happens to a message that is not a JSON object, lacks an id or does not fit the columns:
     an error, or it is left out and counted."""
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class JsonMessages(Config):
             )
         if self.kind is not None and self.request_id is None:
             raise RegistryError(
-                "is missing: events find their request by it. Name the field, or leave `kind` out, "
-                "where messages have their labels.",
+                "is missing: events find their request by it. Name the field, or leave `kind` "
+                "out if messages have their labels.",
                 "request_id",
             )
         if both := {*self.requests} & {*self.events}:
@@ -81,7 +81,7 @@ class JsonMessages(Config):
 
     @cached_property
     def schema(self) -> Schema:
-        """The schema of the samples, which have a session and a time in any case."""
+        """The schema of the samples, which always have a session and a time."""
         made = self.columns.conformed
         session, time = made.session_id or "session_id", made.timestamp or "timestamp"
         taken = {*made.columns}
@@ -93,11 +93,11 @@ class JsonMessages(Config):
 
 
 class JsonDecoder:
-    """Reads requests and events out of JSON messages; what it makes depends on each alone."""
+    """Reads requests and events from JSON messages; each result depends only on its own message."""
 
     def __init__(self, config: JsonMessages, route: LogRoute = "message") -> None:
-        """`route` is the log's: by session a message must have a key, by which it lies beside
-        those of its session."""
+        """`route` is the log's: if it is by session, a message must have a key, which puts it in
+        the same shard as its session's others."""
         self.config = config
         self._keyed = route == "session"
         self.schema = config.schema
@@ -105,9 +105,9 @@ class JsonDecoder:
         self._columns = JsonColumns(config.columns, made_here)
 
     def heads(self, messages: pa.RecordBatch) -> MessageHeads:
-        """Which messages are requests, which are events, and the requests that they are of."""
+        """Which messages are requests, which are events, and the requests that they belong to."""
         found = self._objects(messages)
-        if self.config.malformed == "skip":  # what does not fit the columns is no request either
+        if self.config.malformed == "skip":  # what does not fit the columns is not a request either
             at = _requests_of(found)
             fits = {*self._rows(messages, found, at)[0]}
             for i in at:
@@ -118,7 +118,7 @@ class JsonDecoder:
         return MessageHeads(ids, events, requests)
 
     def decode(self, messages: pa.RecordBatch) -> DecodedMessages:
-        """The requests and the events among messages, each in their order."""
+        """The requests and the events among messages, each in order."""
         found = self._objects(messages)
         sessions, times = (column.to_numpy() for column in messages.columns[:2])
         at, rows = self._rows(messages, found, _requests_of(found))
@@ -135,7 +135,7 @@ class JsonDecoder:
         )
 
     def _objects(self, messages: pa.RecordBatch) -> list[_Message | None]:
-        """Each message, or none for one that is left out."""
+        """Each message, or None for one that is left out."""
         sessions, times, texts = (column.to_pylist() for column in messages.columns)
         found: list[_Message | None] = []
         for session, time, text in zip(sessions, times, texts, strict=True):
@@ -149,7 +149,7 @@ class JsonDecoder:
 
     def _object(self, session: int, time: int, text: bytes) -> _Message | None:
         config = self.config
-        if not text:  # a topic that is compacted has such
+        if not text:  # a compacted topic has such messages
             return None
         made = json.loads(text)
         if not isinstance(made, dict):
@@ -179,7 +179,7 @@ class JsonDecoder:
     def _rows(
         self, messages: pa.RecordBatch, found: Sequence[_Message | None], at: Sequence[int]
     ) -> tuple[I64, pa.Table]:
-        """The columns of the requests at these places that fit, and the places of these."""
+        """The places of the requests among these that fit the columns, and their columns."""
         objects = [one.fields for i in at if (one := found[i]) is not None]
         raises = self.config.malformed == "raise"
         fits, rows, misfits = self._columns.of(objects, until_misfit=raises)
@@ -206,25 +206,26 @@ def _requests_of(found: Sequence[_Message | None]) -> Sequence[int]:
 def _misfit(session: int, time: int, text: bytes, why: str) -> MessageError:
     whose = "that has no key" if session == NO_KEY else f"of session {session}"
     return MessageError(
-        f"a message of time {time} {whose}: {why} It begins with {text[:60]!r}. Mend "
-        "its writer, or leave such messages out by `malformed: skip`."
+        f"a message of time {time} {whose}: {why} It begins with {text[:60]!r}. Correct its "
+        "writer, or leave such messages out by `malformed: skip`."
     )
 
 
 def _is_one(kind: Any, named: Sequence[Kind]) -> bool:
-    """Whether a kind is among those named; true is not the number 1."""
+    """Whether a kind is among the named ones; true is not the number 1."""
     return any(kind == one and isinstance(kind, bool) == isinstance(one, bool) for one in named)
 
 
 def _id(value: Any, field: str) -> int:
-    """The number of a request: a whole number of 64 bits, or what spells one, is itself."""
+    """The number of a request: a whole number of 64 bits, or a text that spells one, stands for
+    itself."""
     match value:
         case str():
             spelled = spelled_by(value)
             return _hashed(value) if isinstance(spelled, str) else _id(spelled, field)
         case int() if not isinstance(value, bool):
             return value if -(2**63) <= value < 2**63 else _hashed(str(value))
-    raise ValueError(f"its field {field!r} is {json.dumps(value)[:60]}, which is no id")
+    raise ValueError(f"its field {field!r} is {json.dumps(value)[:60]}, which is not an id")
 
 
 def _hashed(text: str) -> int:

@@ -1,8 +1,9 @@
-"""The `kafka` log: topics as log shards, a partition of each topic to a shard; key = session.
+"""The `kafka` log: topics as log shards, with a partition of each topic per shard; key = session.
 
-Whoever wrote them: `messages` of a dataset says how to read what others did. What this log itself
-writes goes to the partition that the session's hash says, as in shard files, and zstd packs what
-the producer batches. Sending is idempotent: what is sent again after an error is kept once.
+Any program may write the topics: `messages` of a dataset says how to read its messages. What this
+log itself writes goes to the partition given by the session's hash, as in shard files, and zstd
+packs what the producer batches. Sending is idempotent: what is sent again after an error is kept
+once.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
 __all__ = ["KafkaConfig", "KafkaLog", "build_kafka"]
 
 KEY = struct.Struct("<q")
-"""A key of this log's own messages; of others a key may be any bytes."""
+"""The bytes of a key of this log's own messages; a key of other messages may be any bytes."""
 BLOCK = 1024
-"""The offsets of a partition that are read as one, where those of several are merged."""
+"""How many offsets of a partition are read as one block, if several partitions are merged."""
 BLOCK_BYTES = 16 << 20
-"""The bytes of messages that are read as one: a block ends with the one that has them full."""
+"""How many bytes of messages are read as one block, which ends with the message that reaches
+them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,32 +56,32 @@ class KafkaConfig(Config):
     servers: str
     """Brokers: host:port, comma-separated."""
     topic: str | tuple[str, ...] = "recd-log"
-    """One that is there; or several, as of requests and of events, of as many partitions each,
-    which have a session in partitions of one number."""
+    """A topic that exists; or several, for example one of requests and one of events, with equal
+    numbers of partitions, and with a session in partitions of the same number."""
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
     """The topic's partitions."""
     route: LogRoute = "session"
-    """What decides a message's partition: its key, which is the session; or anything else, where
-    all partitions are joined as one, and a message needs no key."""
+    """What determines a message's partition: its key, which is the session; or anything else, and
+    then all partitions are joined as one, and a message needs no key."""
     times: Literal["created", "appended"] = "created"
-    """Whose time a message has: its producer's (CreateTime, Kafka's default), or the broker's,
-    where the topic keeps that alone (LogAppendTime)."""
+    """Whose time a message has: its producer's (CreateTime, Kafka's default), or the broker's, if
+    the topic keeps only that (LogAppendTime)."""
     linger_ms: Annotated[int, Range(ge=0)] = 50
-    """The time that messages wait for others to be packed with."""
+    """How long messages wait for others to be packed with."""
     batch_bytes: Annotated[int, Range(ge=1)] = 1 << 20
-    """The bytes that are packed at a time."""
+    """How many bytes are packed at a time."""
     timeout_s: Annotated[float, Range(gt=0)] = 30.0
-    """The time that brokers may take."""
+    """How long brokers may take to answer."""
     quiet_ms: Annotated[int, Range(ge=0)] | None = None
-    """The time by which others are ahead of a partition that has no newer messages when a period of
-    a log that grows closes without them: what comes to it later is late. By default a period waits
-    for each partition."""
+    """If a partition has no newer messages and others are ahead of it by this time, a period of a
+    growing log closes without it: what comes to it later is late. By default a period waits for
+    every partition."""
     may_lack: bool = False
-    """Begin to read a partition of which the oldest messages were deleted; else that is an error.
-    One whose messages are deleted while they are still to be read is an error in any case."""
+    """Whether a partition whose oldest messages were deleted may be read; else that is an error.
+    Messages that are deleted while they are still to be read are an error in any case."""
     client: Mapping[str, Any] = field(default_factory=dict)
-    """More options of librdkafka: security and the like. Relative paths of certificates start from
-    the folder in which the command runs, as those of tables do."""
+    """More options of librdkafka, for example for security. Relative paths of certificates start
+    from the folder in which the command runs, as those of tables do."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,10 +96,10 @@ class KafkaConfig(Config):
 
 
 class _Scan:
-    """A partition on the way to two times."""
+    """How far a partition has been scanned for two times."""
 
     def __init__(self, begin: int | None, first: int, second: int) -> None:
-        """`begin`: the place to read from; none where nothing of the partition was read."""
+        """`begin` is the place to read from; None if nothing of the partition has been read."""
         self.place = begin
         self.before: int | None = None
         self.past: int | None = None
@@ -105,7 +107,7 @@ class _Scan:
         self._first, self._second = first, second
 
     def has_come(self, quiet_ms: int | None) -> bool:
-        """Whether what comes later can say no more: of a backlog only so much is read."""
+        """Whether later messages can change nothing: of a backlog only this much is read."""
         if self.past is None or self.latest is None:
             return False
         return quiet_ms is None or self.latest >= self._second + quiet_ms
@@ -125,7 +127,7 @@ class _Scan:
 
 
 def _cuts_of(scans: Mapping[Partition, _Scan], second: int, quiet_ms: int | None) -> Cuts:
-    """What the scans of all partitions found, up to the second time."""
+    """The cuts that the scans of all partitions found, up to the second time."""
     latest = max((one.latest for one in scans.values() if one.latest is not None), default=None)
     before = {part.name: one.before for part, one in scans.items() if one.before is not None}
     past = {part.name: one.past for part, one in scans.items() if one.past is not None}
@@ -158,26 +160,26 @@ class KafkaLog:
         self._failed: list[KafkaError] = []
         self._scanned: tuple[int, int] | None = None
         self._scans: dict[str, _Scan] = {}
-        """How far the parts are known, by the two times that were asked for last."""
+        """The scans of the parts, by the two times that were requested last."""
 
     @property
     def shards(self) -> int:
         return self.config.shards
 
     def append(self, messages: pa.RecordBatch) -> None:
-        """Send messages; they wait for each other up to `linger_ms`."""
+        """Send messages; they may wait for others up to `linger_ms`."""
         check_messages(messages)
         if len(self.config.topics) > 1 or self.route == "message":
             raise CapabilityError(
-                f"{self.name}: what others write to several topics, or by no session, is read "
-                "alone. Give this log a topic of its own."
+                f"{self.name}: several topics, or one that is not routed by session, can only be "
+                "read. Give this log a topic of its own."
             )
         producer = self._producer()
         sessions, timestamps = (column.to_numpy() for column in messages.columns[:2])
         if messages.num_rows and timestamps.min() < 1:
             raise DataError(
-                f"Kafka has no timestamp {timestamps.min()}: they begin at 1, and for 0 its client "
-                "writes the time at which it sends. Give each message its time in ms since 1970."
+                f"Kafka has no timestamp {timestamps.min()}: timestamps begin at 1, and for 0 its "
+                "client writes the time of sending. Give each message its time in ms since 1970."
             )
         shards = session_shards(sessions, self.shards).tolist()
         rows = zip(sessions.tolist(), timestamps.tolist(), messages["message"], shards, strict=True)
@@ -194,7 +196,7 @@ class KafkaLog:
         self._raise_failed()
 
     def flush(self) -> None:
-        """Once it returns, all brokers that must have what was sent have it."""
+        """Returns once all brokers that must have what was sent have it."""
         if self._made is not None:
             left = self._made.flush(self.config.timeout_s)
             self._raise_failed()
@@ -209,7 +211,7 @@ class KafkaLog:
 
     def read(self, shard: int, ends: Mapping[str, End] | None = None) -> Iterator[pa.RecordBatch]:
         """The messages that the shard holds when reading begins, or up to these ends: each
-        partition's in its order, those of several topics block by block, by their first times."""
+        partition's in order, those of several topics block by block, by their first times."""
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.name}: has shards 0 to {self.shards - 1}, not {shard}.")
         bounds = {}
@@ -236,10 +238,11 @@ class KafkaLog:
         return repr([self.config.topics, self.config.times])
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
-        """By the times of messages: a part is a partition, a place the offset of a message.
+        """The cuts by the times of messages: a part is a partition, a place the offset of a
+        message.
 
-        Each partition is read on from where the last call came to, until it has come to the second
-        time (and past it by `quiet_ms`), and no further, however long its backlog.
+        Each partition is read from where the last call stopped until it reaches the second time
+        (and `quiet_ms` past it), but no further, however long its backlog.
         """
         if self._scanned != (first, second):
             self._scanned, self._scans = (first, second), {}
@@ -254,8 +257,8 @@ class KafkaLog:
         return found
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
-        """The messages of a partition, in its order; those of several topics block by block, by
-        their first times. Blocks are cut at places and at certain offsets, so always alike."""
+        """The messages of a partition, in order; those of several topics block by block, by their
+        first times. Blocks are cut at places and at certain offsets, so always in the same way."""
         bounds_by_part: dict[Partition, Sequence[int]] = {}
         for part in self._parts(shard):
             bounds = [one.get(part.name, 0) for one in places]
@@ -267,19 +270,19 @@ class KafkaLog:
         yield from self._merged(bounds_by_part)
 
     def fingerprint(self) -> str:
-        """By the topics' names, where partitions begin and end, and their last messages: a topic
-        that was made anew may have as many."""
+        """Depends on the topics' names, where partitions begin and end, and their last messages: a
+        topic that was made again may have as many messages."""
         with closing(self._consumer()) as consumer:
             begins = [self._topics.watermarks(consumer, part)[0] for part in self._all_parts()]
         return repr([self.known_by, self.route, begins, sorted(self.ends().items())])
 
     def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
         """Where each partition ends, or each of these places, with a digest of the message before
-        it; of none where that is deleted."""
+        it; without one if that is deleted."""
         found = {}
         with closing(self._consumer()) as consumer:
             for part in self._all_parts():
-                if at is not None and part.name not in at:  # it was added since
+                if at is not None and part.name not in at:  # it was added later
                     continue
                 low, high = self._topics.watermarks(consumer, part)
                 end = high if at is None else at[part.name]
@@ -295,7 +298,7 @@ class KafkaLog:
         return found
 
     def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
-        """A topic that has less was made anew."""
+        """Does nothing: a topic that has less was made again."""
 
     def __enter__(self) -> KafkaLog:
         return self
@@ -304,8 +307,8 @@ class KafkaLog:
         self.close()
 
     def _read_on(self, consumer: Consumer, part: Partition, begin: int | None) -> _Scan:
-        """The scan of a partition, from where it was, or from `begin`, to where it has come."""
-        assert self._scanned is not None  # `cuts` says to which times
+        """The scan of a partition, continued from where it was, or from `begin`."""
+        assert self._scanned is not None  # set by `cuts`
         scan = self._scans.setdefault(part.name, _Scan(begin, *self._scanned))
         if scan.has_come(self.config.quiet_ms):
             return scan
@@ -404,18 +407,19 @@ class KafkaLog:
                 producer.produce(self.config.topics[0], **arguments)
         except KafkaException as error:
             raise DataError(
-                f"Kafka topic {self.name!r}: a message of {len(arguments['value']):,} "
-                f"bytes is not taken: {error}. Raise `message.max.bytes` in `log.client` and on "
-                "the brokers, or split it."
+                f"Kafka topic {self.name!r}: a message of {len(arguments['value']):,} bytes is not "
+                f"taken: {error}. Raise `message.max.bytes` in `log.client` and on the brokers, or "
+                "split it."
             ) from error
 
     def _there(self, part: Partition, place: int | None, low: int) -> int:
-        """The place to read from: that up to which a partition was read, or its first message, at
-        `low`, where nothing of it was. What retention deleted in between would be in no sample."""
+        """The place to read from: where reading the partition stopped, or its first message, at
+        `low`, if nothing of it has been read. Raises an error if retention has deleted messages in
+        between, which would be in no sample."""
         if place is not None and place < low:
             raise ExpiredMessages(
                 f"{part}: messages {place:,} to {low - 1:,} are deleted (the topic's retention), "
-                f"and are still to be read: it begins at message {low:,} now. Have the topic keep "
+                f"but are still to be read: it now begins at message {low:,}. Have the topic keep "
                 "messages longer (`retention.ms`, `retention.bytes`), and begin with another "
                 "folder (`folder` of registry.yaml)."
             )

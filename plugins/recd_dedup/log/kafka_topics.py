@@ -1,6 +1,6 @@
 """Kafka topics and the brokers that have them: clients, what partitions hold, errors that may pass.
 
-No topic is made here: each is there, with as many partitions as were asked for.
+No topic is made here: each must exist, with the requested number of partitions.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["KafkaTopics", "Partition"]
 Client = TypeVar("Client", "Consumer", "Producer")
 
 AT_ONCE = 1024
-"""The messages that a client is asked for at a time."""
+"""How many messages a client is asked for at a time."""
 PATHS = (".location", ".keytab", ".file")
-"""By these the names of librdkafka's options of files and folders end."""
+"""The ends of the names of librdkafka's options that are files or folders."""
 GONE = ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART")
-"""librdkafka's names of its errors about a topic that is not there."""
+"""librdkafka's names of its errors about a topic that does not exist."""
 FINAL = ("TOPIC_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION")
-"""Those of errors that do not pass."""
+"""Its names of errors that are permanent."""
 AHEAD_KIB = 32 << 10
-"""What clients of all partitions that are merged hold ahead of the reader, in KiB."""
+"""What the clients of all merged partitions together hold ahead of the reader, in KiB."""
 
 
 class Partition(NamedTuple):
@@ -43,7 +43,7 @@ class Partition(NamedTuple):
 
 
 class KafkaTopics:
-    """Topics of as many partitions each, at some brokers."""
+    """Topics with equal numbers of partitions, at some brokers."""
 
     def __init__(
         self,
@@ -61,24 +61,24 @@ class KafkaTopics:
         self.timeout_s = timeout_s
         self.options = {"bootstrap.servers": servers, **_at_home(client)}
         self.found = False
-        """Whether all are known to have as many partitions as asked for."""
+        """Whether all are known to have the requested number of partitions."""
 
     def __str__(self) -> str:
         return ", ".join(self.names)
 
     def consumer(self, merged: int) -> Consumer:
-        """A client that reads; of so many that are merged each holds its share ahead."""
+        """A client that reads; if several are `merged`, each holds its share ahead."""
         from confluent_kafka import Consumer
 
         options = {
             "queued.max.messages.kbytes": max(1, AHEAD_KIB // merged),
-            "fetch.queue.backoff.ms": 5,  # by default a second, once so much is held
+            "fetch.queue.backoff.ms": 5,  # by default it waits a second once this much is held
             **self.options,
             "group.id": "recd-log",  # never joined: partitions are assigned
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 20,  # the end is known: there is nothing to wait for
+            "fetch.wait.max.ms": 20,  # the end is known, so there is nothing to wait for
         }
         return self._opened(Consumer, options)
 
@@ -91,25 +91,25 @@ class KafkaTopics:
         return self._opened(Producer, whole)
 
     def check_added(self, client: Consumer) -> None:
-        """`DataError` where a topic has got partitions since it was opened."""
+        """Raises `DataError` if partitions were added to a topic since it was opened."""
         from confluent_kafka import KafkaException
 
         try:
             topics = self._there(client)
-        except KafkaException:  # its brokers have just gone, for which reading waits
+        except KafkaException:  # its brokers have just gone; reading waits for them
             return
         for topic in self.names:
             if (there := topics.get(topic, 0)) > self.partitions:
                 raise DataError(
-                    f"Kafka topic {topic!r} has {there} partitions now, and {self.partitions} "
-                    "are read: what comes to the others would be in no sample. Set `log.shards` to "
+                    f"Kafka topic {topic!r} has {there} partitions now, but {self.partitions} are "
+                    "read: what comes to the others would be in no sample. Set `log.shards` to "
                     f"{there} and go on with `--resume`. An event that came to another partition "
-                    "than its request, for the change lay between them, is an orphan."
+                    "than its request, because the change lay between them, is an orphan."
                 )
 
     def watermarks(self, consumer: Consumer, part: Partition, place: int = 0) -> tuple[int, int]:
-        """The first message that is there, and the end, which is at a place that was read up to or
-        later."""
+        """The first message that is there, and the end; raises an error if the end is before a
+        place that has been read up to."""
         from confluent_kafka import KafkaException, TopicPartition
 
         where = TopicPartition(part.topic, part.partition)
@@ -123,8 +123,8 @@ class KafkaTopics:
                 self._wait_after(part, error.args[0], deadline)
         if high < place:
             raise DataError(
-                f"{part}: ends at message {high:,}, and was read up to {place:,} before. The topic "
-                "was made anew, or brokers lost what was in it. Begin with another folder "
+                f"{part}: ends at message {high:,}, but was read up to {place:,} before. The topic "
+                "was made again, or brokers lost what was in it. Begin with another folder "
                 "(`folder` of registry.yaml)."
             )
         return low, high
@@ -132,8 +132,8 @@ class KafkaTopics:
     def fetched(
         self, consumer: Consumer, part: Partition, low: int, high: int
     ) -> Iterator[list[Message]]:
-        """The messages from offset `low` up to `high`, some at a time. Not each offset has one:
-        where transactions end, or what was compacted was."""
+        """The messages from offset `low` up to `high`, some at a time. Some offsets have none:
+        where transactions end, or where messages were compacted away."""
         from confluent_kafka import TopicPartition
 
         where = TopicPartition(part.topic, part.partition, low)
@@ -150,7 +150,8 @@ class KafkaTopics:
                 elif message.error().name() == "_AUTO_OFFSET_RESET":
                     raise DataError(
                         f"{part}: message {low:,} was deleted while it was read (the topic's "
-                        "retention), or the topic was made anew. Keep longer, or begin again."
+                        "retention), or the topic was made again. Keep messages longer, or begin "
+                        "again."
                     )
                 else:
                     self._wait_after(part, message.error(), deadline)
@@ -162,7 +163,7 @@ class KafkaTopics:
                 )
             if kept:
                 yield kept
-            if found:  # whoever reads may take longer than brokers may
+            if found:  # the reader may take longer than brokers may
                 deadline = time.monotonic() + self.timeout_s
 
     def error(self, what: str) -> CapabilityError:
@@ -173,7 +174,7 @@ class KafkaTopics:
         )
 
     def _opened(self, kind: Callable[[dict[str, Any]], Client], options: dict[str, Any]) -> Client:
-        """A client of the topics, once these are known to be there."""
+        """A client of the topics, once these are known to exist."""
         from confluent_kafka import KafkaException
 
         try:
@@ -181,16 +182,16 @@ class KafkaTopics:
         except (KafkaException, TypeError) as error:
             why = str(error) if isinstance(error, TypeError) else error.args[0].str()
             raise RegistryError(
-                f"librdkafka takes no such options: {why}. Mend `log.client`: each is named as "
-                "librdkafka's CONFIGURATION.md has it.",
+                f"librdkafka does not take these options: {why}. Correct `log.client`: options "
+                "have the names in librdkafka's CONFIGURATION.md.",
                 "client",
             ) from error
         self._check(client)
         return client
 
     def _check(self, client: Producer | Consumer) -> None:
-        """`DataError` unless each topic is there, with as many partitions as asked for: of more
-        than that nobody would read all."""
+        """Raises `DataError` unless each topic exists, with the requested number of partitions: if
+        it had more, not all would be read."""
         from confluent_kafka import KafkaException
 
         if self.found:
@@ -206,38 +207,40 @@ class KafkaTopics:
                 others = "" if there else f" The brokers have {', '.join(names[:9]) or 'none'}."
                 asked = self.partitions
                 raise DataError(
-                    f"Kafka topic {topic!r} has {there} partitions, asked for are {asked}. "
-                    "Set `log.topic` and `log.shards` to what is there, or make it with "
-                    f"`kafka-topics --create --topic {topic} --partitions {asked}`.{others}"
+                    f"Kafka topic {topic!r} has {there} partitions, but {asked} are asked for. Set "
+                    "`log.topic` and `log.shards` to what is there, or make it with `kafka-topics "
+                    f"--create --topic {topic} --partitions {asked}`.{others}"
                 )
         self.found = True
 
     def _there(self, client: Producer | Consumer) -> dict[str, int]:
-        """The number of partitions of all topics that are there: to ask for one may make it."""
+        """The number of partitions of every existing topic: asking for a single topic may create
+        it."""
         topics = client.list_topics(timeout=self.timeout_s).topics
         return {name: len(topic.partitions) for name, topic in topics.items()}
 
     def _wait_after(self, part: Partition, error: KafkaError, deadline: float) -> None:
-        """Raise what brokers answered about a partition, unless it may pass: one that comes back
-        knows for a moment no topic, and is not who led it before."""
+        """Raise what brokers answered about a partition, unless it may be temporary: a broker that
+        comes back knows no topic for a moment, and is no longer the leader."""
         if error.fatal() or error.name() in FINAL or time.monotonic() >= deadline:
             raise self._failed_at(part, error)
         time.sleep(0.1)
 
     def _failed_at(self, part: Partition, error: KafkaError) -> RecdError:
-        """What brokers answered about a partition; it was there when the log was opened."""
+        """What brokers answered about a partition, as an error; it existed when the log was
+        opened."""
         if error.name() in GONE:
             return DataError(
-                f"{part}: is not there any more ({error.str()}): the topic was deleted, or this "
-                "client may not see it any more. What was not read is lost; where it was made "
-                "anew, begin with another folder (`folder` of registry.yaml)."
+                f"{part}: is no longer there ({error.str()}): the topic was deleted, or this "
+                "client may no longer see it. What was not read is lost; if it was made again, "
+                "begin with another folder (`folder` of registry.yaml)."
             )
         return self.error(f"{part}: {error.str()} ({error.name()})")
 
 
 def _at_home(client: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a client, `~` of its paths written out; a path where nothing is is named, for
-    librdkafka says of it no more than that something failed."""
+    """The options of a client, with `~` in paths expanded; raises an error that names a path where
+    nothing is, because librdkafka says only that something failed."""
     found = dict(client)
     for name, value in client.items():
         if isinstance(value, str) and name.endswith(PATHS) and value not in ("", "probe"):

@@ -1,7 +1,7 @@
-"""One period of a log that grows: what it was made of, and the samples that are joined of that.
+"""One period of a growing log: what it was made of, and the samples that are joined from that.
 
-Each join is held to the period's manifest: to a digest of the messages between its places in each
-part of the log.
+Each join is checked against the period's manifest: against a digest of the messages between its
+places in each part of the log.
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ class PeriodManifest:
 
     number: int
     begins: Mapping[str, int]
-    """By part, a place before which nothing is of the period."""
+    """By part, a place before which nothing belongs to the period."""
     ends: Mapping[str, int]
     """By part, the place at which the period closed."""
     next: Mapping[str, int]
     """The places at which the next period begins."""
     messages: int
-    """The messages between begin and end, some of which are the neighbours'."""
+    """The number of messages between begin and end, some of which belong to neighbouring
+    periods."""
     digest: str
     """Of these messages."""
     log: str
     """The log's identity, if it has one."""
     last: Mapping[str, tuple[int, str]]
-    """By part, the place of the last block of these messages, and a digest of it."""
+    """By part, the place of the last block of these messages, and its digest."""
     before: str
-    """The digest of the manifest before."""
+    """The digest of the previous manifest."""
 
     @cached_property
     def identity(self) -> str:
-        """Names all that the period and those before it were made of."""
+        """Identifies everything that the period and those before it were made of."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -86,8 +87,8 @@ class LogPeriod(Period):
         ends_of: Callable[[int], Mapping[str, int]],
         vocabularies: Mapping[Location, str] = {},
     ) -> None:
-        """`ends_of` gives the places at which an earlier period closed; `vocabularies` are those of
-        ids, each with its digest."""
+        """`ends_of` returns the places at which an earlier period closed; `vocabularies` are those
+        of ids, each with its digest."""
         self.config, self.manifest = config, manifest
         self._log, self._ends_of = log, ends_of
         self._vocabularies = vocabularies
@@ -104,7 +105,7 @@ class LogPeriod(Period):
             yield self.config.of_split(samples, split)
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
-        """Both splits in one pass, and join.json beside them: what came."""
+        """Both splits, made in one pass, and join.json beside them, which reports what came."""
         if not any((folder / split).exists() for split in SPLITS):
             report = PeriodReport()
             self.config.write(folder, self._noted(report, folder), report, progress)
@@ -120,8 +121,8 @@ class LogPeriod(Period):
         return {name: found[name] for name in COUNTS}
 
     def verify(self) -> None:
-        """What has expired since cannot be compared: tables that were made of it are taken as they
-        are, and no others are made."""
+        """Messages that have expired cannot be compared: existing tables that were made of them are
+        used as they are, and no new ones are made."""
         one = self.manifest
         try:
             found = MessagesDigest.of(
@@ -136,7 +137,7 @@ class LogPeriod(Period):
         self._hold_to(found)
 
     def _hold_to(self, found: MessagesDigest) -> None:
-        """`DataError` where messages are others than those that the period was made of."""
+        """Raises `DataError` if messages are not those that the period was made of."""
         if (found.messages, found.hex()) != (self.manifest.messages, self.manifest.digest):
             raise self._changed(
                 f"{found.messages:,} messages lie there now, with digest {found.hex()}; there were "
@@ -145,13 +146,13 @@ class LogPeriod(Period):
 
     def _changed(self, what: str) -> DataError:
         return DataError(
-            f"{self._log.name}: below the places at which period {self.manifest.number} closed the "
-            f"log is not what it was: {what}. Resume with the log as it was, or start a new run, "
-            "with another `folder`."
+            f"{self._log.name}: before the places at which period {self.manifest.number} closed, "
+            f"the log is not what it was: {what}. Resume with the log as it was, or start a new "
+            "run, with another `folder`."
         )
 
     def _samples(self, report: PeriodReport) -> Iterator[pa.Table]:
-        """The samples of each stream of the log; the report is whole at the end."""
+        """The samples of each stream of the log; the report is complete at the end."""
         shards = range(self._log.shards)
         by_session = self._log.route == "session"
         decoder = self.config.decoder(self._log.route)
@@ -180,7 +181,8 @@ class LogPeriod(Period):
 
 
 class MessagesDigest:
-    """Of messages, in the order of each part, however they are cut into batches and merged."""
+    """A digest of messages, in the order of each part, however they are cut into batches and
+    merged."""
 
     @classmethod
     def of(cls, blocks: Iterable[Placed]) -> MessagesDigest:
@@ -213,7 +215,7 @@ class MessagesDigest:
 
 
 class _CountedOnce:
-    """What `read` gives, which is counted when it is read for the first time."""
+    """What `read` yields, which is counted when it is read for the first time."""
 
     def __init__(self, read: Callable[[], Iterator[Placed]], counted: MessagesDigest) -> None:
         self._read, self._counted = read, counted

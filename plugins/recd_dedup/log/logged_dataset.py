@@ -43,14 +43,15 @@ class LoggedConfig(Config):
     """Samples from raw logs."""
 
     schema: Schema = field(default_factory=Schema)
-    """The columns of the samples, whose features the log's own messages carry; by default those of
-    `messages`."""
+    """The columns of the samples, for a log with messages of its own, which carry the features; by
+    default those of `messages`."""
     messages: JsonMessages | None = None
-    """How to read messages that others wrote; by default they are the log's own."""
+    """How to read messages that other programs wrote; by default they are the log's own."""
     join: JoinConfig = field(default_factory=JoinConfig)
-    """The time for which requests and events look for each other."""
+    """How long requests and events wait for each other."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
-    """Share of sessions, drawn by their ids, that make the test split; no session is in both."""
+    """The share of sessions, drawn by their ids, that are in the test split; no session is in
+    both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,14 +62,14 @@ class LoggedConfig(Config):
                     "schema",
                 )
             object.__setattr__(self, "schema", self.messages.schema)
-            if self.messages.kind is None:  # no event is waited for
+            if self.messages.kind is None:  # no event will be waited for
                 if self.join.window_ms:
                     object.__setattr__(self, "_set_idly", self.join.set_among("window_ms"))
                 object.__setattr__(self, "join", replace(self.join, window_ms=0))
         elif self.schema == Schema():
             raise RegistryError(
-                "is missing: it names the features that the log's messages carry. If others wrote "
-                "them, say how to read them by `messages`.",
+                "is missing: it names the features that the log's messages carry. If other "
+                "programs wrote them, say how to read them by `messages`.",
                 "schema",
             )
         if self.schema.session_id is None or self.schema.timestamp is None:
@@ -82,33 +83,33 @@ class LoggedConfig(Config):
         return {f"join.{option}": why for option in self._set_idly}
 
     def decoder(self, route: LogRoute) -> Decoder:
-        """What reads the messages of a log that is routed so."""
+        """The decoder for messages of a log with this route."""
         if self.messages is None:
             return MessageCodec(self.schema)
         return JsonDecoder(self.messages, route)
 
     def vocabulary_digests(self) -> dict[Location, str]:
-        """The files in which ids of messages are looked up, each with a digest of what is in it by
-        now."""
+        """The files in which ids of messages are looked up, each with a digest of its present
+        content."""
         return {} if self.messages is None else self.messages.columns.vocabulary_digests()
 
     def held_to(
         self, vocabularies: Mapping[Location, str], samples: Iterable[pa.Table]
     ) -> Iterator[pa.Table]:
-        """The samples; `DataError` where a vocabulary is no longer what it was, and with it the ids
-        that values get."""
+        """The samples; raises `DataError` if a vocabulary has changed, and with it the ids that
+        values get."""
         for each in samples:
             for file, digest in self.vocabulary_digests().items():
                 if digest != vocabularies.get(file):
                     raise DataError(
                         f"{file}: this vocabulary is not what it was when the log was opened. Do "
                         "not write to it while a log is joined; start a new run with it as it is, "
-                        "or put back the one of before."
+                        "or restore the old one."
                     )
             yield each
 
     def of_split(self, samples: pa.Table, split: Split) -> pa.Table:
-        """The samples whose sessions are of the split."""
+        """The samples whose sessions are in the split."""
         sessions = samples[self.schema.session_id].to_numpy()
         held_out = uniforms(0, "test", sessions) < self.test_fraction
         return samples.filter(pa.array(held_out == (split == "test")))
@@ -120,7 +121,7 @@ class LoggedConfig(Config):
         report: JoinReport,
         progress: Progress = silent,
     ) -> None:
-        """Both splits of samples as tables, in one pass; `report` counts them meanwhile."""
+        """Both splits of samples as tables, in one pass, while `report` counts them."""
         with (
             TableWriter(folder / "train", self.schema) as train,
             TableWriter(folder / "test", self.schema) as test,
@@ -132,8 +133,8 @@ class LoggedConfig(Config):
 
 
 class LoggedSamples(Dataset):
-    """Joins once for both splits as tables, and else anew for each; `reports` says what each of
-    these joins met."""
+    """Joins once if both splits become tables, and else once for each; `reports` says what each of
+    these joins found."""
 
     def __init__(self, config: LoggedConfig, log: HeldLog | Snapshot) -> None:
         self.config = config
@@ -154,7 +155,7 @@ class LoggedSamples(Dataset):
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
         """The splits as tables, in one pass over a log that may grow meanwhile, and join.json
-        beside them: the report on the whole log."""
+        beside them, with the report on the whole log."""
         if not any((folder / split).exists() for split in SPLITS):
             report = self.reports["train"] = JoinReport()
             try:
@@ -165,7 +166,7 @@ class LoggedSamples(Dataset):
                 raise
         tables = super().prepare(folder, progress)
         if self.reports:
-            report = next(iter(self.reports.values()))  # each is of the whole log
+            report = next(iter(self.reports.values()))  # each report covers the whole log
             found = report.to_dict() | self._unsealed()
             write_whole(folder / "join.json", json.dumps(found, indent=2))
             report.warn("dataset: logged")
@@ -178,12 +179,12 @@ class LoggedSamples(Dataset):
 
     @cached_property
     def _vocabularies(self) -> Mapping[Location, str]:
-        """As they were when somebody first asked."""
+        """The vocabularies as they were when they were first needed."""
         return self.config.vocabulary_digests()
 
     def _unsealed(self) -> dict[str, dict[str, int]]:
-        """Counts of files that no writer has sealed: how many, their messages, and bytes that are
-        lost."""
+        """Counts for files that no writer has sealed: their number, their messages, and lost
+        bytes."""
         log = self._log.log if isinstance(self._log, Snapshot) else self._log
         left = log.unsealed.values() if isinstance(log, ZstdShards) else ()
         names = ("files", "messages", "unreadable_bytes")
@@ -193,6 +194,6 @@ class LoggedSamples(Dataset):
 
 def build_logged(config: LoggedConfig, context: Context) -> LoggedSamples:
     log: LogStore = context.neighbours["log"]
-    if isinstance(log, KafkaLog | ZstdShards):  # written to while ranks and workers ask for tables
+    if isinstance(log, KafkaLog | ZstdShards):  # it may grow while ranks ask for tables
         return LoggedSamples(config, Snapshot(log, context.folder))
     return LoggedSamples(config, HeldLog(log))

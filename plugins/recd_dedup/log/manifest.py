@@ -1,6 +1,6 @@
-"""The manifest of a log's folder: how many shards the log has, and how messages are routed to them.
+"""The manifest in a log's folder: how many shards the log has, and how messages are routed to them.
 
-It holds only what must never change under the messages that are there.
+It holds only what must never change as long as there are messages.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The terms that all writers and readers of a log agree on."""
+    """What all writers and readers of a log agree on."""
 
     shards: int
     route: LogRoute
     format: int = FORMAT
     id: str = ""
-    """Of this log, drawn as it begins: one that begins anew in its folder is another."""
+    """The log's identity, drawn when it begins: a new log in the same folder gets another one."""
 
     @classmethod
     def of(cls, folder: Location) -> Manifest | None:
-        """The manifest of a folder; None where no log has begun."""
+        """The manifest of a folder; None if no log has begun there."""
         file = folder / MANIFEST
         with readable():
             if isinstance(folder, Path) and folder.is_file():
                 raise DataError(
-                    f"{folder}: is a file, where a log's folder is looked for. Set `log.folder` to "
-                    "the folder that its writers write to."
+                    f"{folder}: is a file, but must be a log's folder. Set `log.folder` to the "
+                    "folder that its writers write to."
                 )
             if not file.exists():
                 return None
@@ -60,7 +60,8 @@ class Manifest:
         return manifest
 
     def settle(self, folder: Path) -> None:
-        """Write this one, unless one is there; any number of processes may call it at a time."""
+        """Write this manifest unless there is one; any number of processes may call this at a
+        time."""
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{MANIFEST}-{uuid.uuid4().hex}"
         with draft.open("w", encoding="utf-8") as opened:
@@ -68,27 +69,27 @@ class Manifest:
             opened.flush()
             os.fsync(opened.fileno())
         try:
-            os.link(draft, folder / MANIFEST)  # unlike a rename, it fails where one is there
+            os.link(draft, folder / MANIFEST)  # unlike a rename, this fails if one is there
         except FileExistsError:
             self.check(folder)
         finally:
             draft.unlink()
 
     def check(self, folder: Location) -> None:
-        """`DataError` where the folder's log is another than this."""
+        """Raises `DataError` if the folder's log is not this one."""
         there = Manifest.of(folder)
         with readable():
             lost = None if there else next(files_of_log(folder), None)
         if lost:
-            there = Manifest.of(folder)  # a log that begins has it before any file
+            there = Manifest.of(folder)  # a new log has it before any other file
         if there is None and lost:
             raise DataError(
                 f"{folder / MANIFEST}: is not there, and {lost} is: how many shards the log has, "
-                f"and how it is routed, is lost. Restore it from a copy."
+                "and how it is routed, is lost. Restore it from a copy."
             )
         if there is not None and replace(there, id=self.id) != self:
             raise DataError(
-                f"{folder}: holds a log of {there.shards} shards, routed by {there.route}; asked "
-                f"for are {self.shards}, by {self.route}. Set `log.shards` and `log.route` to what "
-                "it has, or give another `log.folder`."
+                f"{folder}: holds a log of {there.shards} shards, routed by {there.route}, but "
+                f"{self.shards}, by {self.route}, are asked for. Set `log.shards` and `log.route` "
+                "to what it has, or give another `log.folder`."
             )

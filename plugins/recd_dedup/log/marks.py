@@ -1,13 +1,13 @@
-"""A writer's marks: how far its files reached at each flush, and the latest time by then.
+"""A writer's marks: how far its files reached at each flush, and the latest time until then.
 
     marks/<writer>.log   one line a flush: the CRC-32 of the rest in hex, a space, and
                          {"time": the latest timestamp so far, "ends": {shard: bytes}}
 
-A mark names the files that grew since the one before. So a writer's flushes have one order, though
-its messages lie in many files, and a log shard that no message came to does not seem to be late.
-The writer holds a lock on its marks while it lives: by that a reader tells one that is silent from
-one that was killed. No mark is forced to the disk: a crash that takes it has taken the writer, too,
-and then all counts that is whole in its files.
+A mark names the files that grew since the previous one. So a writer's flushes have one order,
+although its messages lie in many files, and a log shard that no message came to does not seem to be
+late. The writer holds a lock on its marks while it lives, so a reader can tell a silent writer from
+one that was killed. Marks are not forced to the disk: a crash that loses one has ended the writer,
+too, and then everything that is whole in its files counts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MARKS = "marks"
 
 
 class WriterMarks:
-    """The marks that one writer appends; its lock ends with it, however it ends.
+    """The marks that one writer appends; its lock ends when the writer ends, in whatever way.
 
-    A process that is forked from the writer's does not hold it, and adds nothing.
+    A process that is forked from the writer's does not hold the lock, and adds nothing.
     """
 
     def __init__(self, folder: Path, writer: str) -> None:
@@ -40,7 +40,7 @@ class WriterMarks:
         self._end = 0
         marks = folder / MARKS
         marks.mkdir(parents=True, exist_ok=True)
-        # Nobody sees the file before it is locked.
+        # The file becomes visible only once it is locked.
         draft = marks / f".{writer}"
         self._file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,7 +48,7 @@ class WriterMarks:
         _OPEN.add(self)
 
     def add(self, time: int, ends: Mapping[int, int]) -> None:
-        """A mark; where the disk is full, the file is as it was before."""
+        """Append a mark; if the disk is full, the file stays as it was."""
         text = json.dumps({"time": time, "ends": ends})
         data = f"{crc32(text.encode()):08x} {text}\n".encode()
         self._end = appended(self._file, data, self._end)
@@ -63,7 +63,7 @@ _OPEN: set[WriterMarks] = set()
 
 
 def _leave_to_parent() -> None:
-    """A fork shares the lock, and would seem to be the writer once that is killed."""
+    """A fork would share the lock, and seem to be the writer if that is killed."""
     for marks in list(_OPEN):
         marks.close()
 
@@ -72,7 +72,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def lives(file: Location) -> bool:
-    """Whether the writer of these marks may still add to them; that of a copy does not."""
+    """Whether the writer of these marks may still add to them; that of a copy may not."""
     if not isinstance(file, Path):
         return False
     with file.open("rb") as opened:
@@ -84,7 +84,7 @@ def lives(file: Location) -> bool:
 
 
 class Marks:
-    """A writer's marks, read on as they grow."""
+    """A writer's marks, which are read as they grow."""
 
     def __init__(self, file: Location) -> None:
         self.file = file
@@ -92,10 +92,10 @@ class Marks:
         """The latest timestamp at each mark."""
         self._offset = 0
         self._ends: dict[int, tuple[list[int], list[int]]] = {}
-        """By log shard: the marks at which its file had grown, and its bytes then."""
+        """By log shard: the marks at which its file had grown, and its bytes at each."""
 
     def read_on(self) -> None:
-        """Take in what was added; a line that is being written is left for later."""
+        """Read what was added; a line that is being written is left for later."""
         with self.file.open("rb") as opened:
             opened.seek(self._offset)
             data = opened.read()
@@ -104,11 +104,11 @@ class Marks:
             self._offset += len(line)
 
     def count_before(self, time: int) -> int:
-        """The number of marks by which no message of this time, or a later one, had come."""
+        """The number of marks before any message of this time, or a later one, had come."""
         return bisect_left(self.times, time)
 
     def ends(self, count: int) -> dict[int, int]:
-        """The bytes of each log shard's file by so many marks."""
+        """The bytes of each log shard's file at the last of this many marks."""
         found = {}
         for shard, (marks, ends) in self._ends.items():
             if at := bisect_right(marks, count - 1):
@@ -120,8 +120,8 @@ class Marks:
         if checksum != f"{crc32(text):08x}".encode():
             raise DataError(
                 f"{self.file}, byte {self._offset:,}: this mark is damaged. Take the file from a "
-                "copy; or, if its writer has ended, remove it, and the writer's log files are read "
-                "without."
+                "copy; or, if its writer has ended, remove it, and the writer's log files are "
+                "read without it."
             )
         mark = json.loads(text)
         for name, end in mark["ends"].items():

@@ -1,13 +1,13 @@
-"""The join of a period: all that came of its requests is known before a row is written.
+"""The join of a period: everything that came for its requests is known before a row is written.
 
-The messages between a period's places are gone through twice: first their heads, by which labels
-and counts are decided, then the features of its requests. So neither the order of messages nor a
-writer's clock that jumps decides anything that their times and places have not decided already.
+The messages between a period's places are read twice: first their heads, which decide labels and
+counts, then the features of its requests. So the result depends only on the times and places of
+messages, not on their order or on a writer's clock that jumps.
 
-Let t be the time of an event, and a the period in which it came: the first one that closed behind
-its place. Where no request takes it, it is counted in the period max(a, that of t - window), which
-has seen all requests that may take it but those that are late. A request that comes after that
-takes it nevertheless: the event is counted a second time, and as recovered. So over all periods
+Let t be the time of an event, and a the period in which it came: the first one that closed after
+its place. If no request takes it, it is counted in the period max(a, that of t - window), which has
+seen all requests that may take it except late ones. A request that comes after that still takes it:
+the event is counted a second time, and as recovered. So over all periods
 
     requests = samples + duplicate_requests + late_requests
     events = positives + duplicate_events + late_events + orphan_events - recovered_events
@@ -51,22 +51,22 @@ COUNTS = (
     "recovered_events",
     "left_out",
 )
-"""The numbers of a report that a run's metrics have."""
+"""The numbers of a report that become a run's metrics."""
 
 
 @dataclass(kw_only=True)
 class PeriodReport(JoinReport):
-    """What came in a period, each message in one period alone; an orphan is an event whose request
-    is in no period, or came longer before it than the window."""
+    """What came in a period; each message is counted in only one period. An orphan is an event
+    whose request is in no period, or came before it by more than the window."""
 
     late_requests: int = 0
-    """Requests of this period or an earlier one that came when theirs had closed."""
+    """Requests of this period or an earlier one that came after their period had closed."""
     recovered_events: int = 0
-    """Events that an earlier period counted as late or orphans, and whose request came in this
+    """Events that an earlier period counted as late or orphans, but whose request came in this
     one."""
 
     def to_dict(self) -> dict[str, int | dict[str, int]]:
-        """Without what waited: nothing of a period does."""
+        """The report without what waited: nothing in a period does."""
         found = super().to_dict()
         del found["most_waiting"]
         return found
@@ -75,9 +75,9 @@ class PeriodReport(JoinReport):
         yield from super()._doubts()
         if self.late_requests > max(ENOUGH, MOST_LOST * self.requests):
             yield (
-                "many requests came when their period had closed, and are in none: raise "
-                "`join.disorder_ms` (of Kafka `log.quiet_ms`, too), unless a writer's clock is "
-                "ahead; what is earlier than `origin` is late by nature"
+                "many requests came after their period had closed, and are in none: raise "
+                "`join.disorder_ms` (for Kafka also `log.quiet_ms`), unless a writer's clock is "
+                "ahead; what is earlier than `origin` is always late"
             )
 
     def __str__(self) -> str:
@@ -87,14 +87,14 @@ class PeriodReport(JoinReport):
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodBounds:
-    """A period's interval of time, and its places beside those of the periods before it."""
+    """A period's interval of time, and its places together with those of the periods before it."""
 
     number: int
     start: int
     """The time at which it begins."""
     length: int
     ends: Sequence[Mapping[str, int]]
-    """By part, the places at which it closed, and before these those of as many periods as may have
+    """By part, the places at which it closed, preceded by those of earlier periods that may have
     counted an event that this one takes."""
 
     @property
@@ -103,13 +103,13 @@ class PeriodBounds:
 
     @staticmethod
     def first(number: int, length: int, join: JoinConfig) -> int:
-        """The period from which on `ends` begin: that before at least, by which one tells what is
+        """The period with which `ends` begin: at least the previous one, which shows what is
         new."""
         reach = math.ceil((join.window_ms + join.disorder_ms) / length)
         return max(0, number - max(1, reach))
 
     def came(self, part: str, place: int) -> int:
-        """The period in which a message of this place came, or the first one that is known."""
+        """The period in which a message at this place came, or the first known one."""
         before = self.number - len(self.ends) + 1
         return before + next(n for n, ends in enumerate(self.ends) if place < ends.get(part, 0))
 
@@ -137,7 +137,7 @@ class _Asked:
 
     def __init__(self, requests: _Heads) -> None:
         ids, times, came = requests
-        order = np.lexsort((times, ids))  # of copies with one time the first stays the first
+        order = np.lexsort((times, ids))  # among copies with the same time, the first stays first
         ids = ids[order]
         starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if ids.size else order
         self.ids, self.copies = ids[starts], order[starts]
@@ -145,7 +145,7 @@ class _Asked:
         self.came = np.minimum.reduceat(came[order], starts) if ids.size else came
 
     def of(self, ids: I64) -> tuple[NDArray[np.bool_], I64]:
-        """Whether each id is one of a request, and the number of that request; [N], [N]."""
+        """Whether each id is that of a request, and the number of that request; [N], [N]."""
         if not self.ids.size:
             return np.zeros(ids.size, np.bool_), np.zeros(ids.size, np.int64)
         at = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
@@ -153,7 +153,8 @@ class _Asked:
 
 
 class _Kept:
-    """What `read` gives, read again by a second iteration, or kept where it is small."""
+    """What `read` yields; a second iteration reads it again, unless it was small enough to be
+    kept."""
 
     def __init__(self, read: Callable[[], Iterator[Placed]], most: int) -> None:
         self._read, self._room = read, most
@@ -175,7 +176,7 @@ class _Kept:
 
 
 class PeriodJoin:
-    """Joins the messages of a period, one stream after another; the report counts all of them."""
+    """Joins the messages of a period, one stream after another; the report counts all streams."""
 
     def __init__(
         self,
@@ -185,7 +186,8 @@ class PeriodJoin:
         report: PeriodReport,
         keep: int = KEPT,
     ) -> None:
-        """`keep`: the bytes of a stream that are kept in memory; a longer one is read twice."""
+        """`keep` is how many bytes of a stream are kept in memory; a longer stream is read
+        twice."""
         self._keep = keep
         self._decoder, self._config, self._bounds = decoder, config, bounds
         self._report = report
@@ -224,7 +226,8 @@ class PeriodJoin:
         return found
 
     def _heads(self, stream: Iterable[Placed]) -> tuple[_Heads, _Heads]:
-        """Requests of the period and later ones, and events that the period takes or counts."""
+        """The requests of this period and later ones, and the events that this period takes or
+        counts."""
         bounds, join, report = self._bounds, self._config, self._report
         first, last = bounds.start - join.disorder_ms, bounds.end + join.window_ms
         requests: list[_Heads] = []
@@ -262,7 +265,7 @@ class PeriodJoin:
         due = np.maximum((events.times - join.window_ms - origin) // bounds.length, events.came)
         left = ~taken & ~after & (due == bounds.number)
         others, there = later.of(events.ids)
-        if later.ids.size:  # those of a later period's request are counted there
+        if later.ids.size:  # events of a later period's request are counted there
             left &= ~others | (events.times < later.times[there] - join.disorder_ms)
         late = left & ~known & ~others & (events.times < bounds.start + join.window_ms)
         positive = np.unique(at[taken])

@@ -1,7 +1,8 @@
-"""Any table as the logs that it could have come from: each row a request, each positive an event.
+"""Turns any table into logs that it could have come from: each row is a request, each positive an
+event.
 
-What goes wrong on the way is drawn per request from the seed, so it does not depend on how
-the rows are chunked. With nothing lost, joining the logs gives the table back.
+What goes wrong on the way is drawn per request from the seed, so it does not depend on how the rows
+are chunked. If nothing is lost, joining the logs gives the table back.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ Share = Annotated[float, Range(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(Config):
-    """The fate of messages between service and log; by default events come, later."""
+    """What happens to messages between service and log; by default events only come later."""
 
     seed: Annotated[int, Range(ge=0)] = 0
     """Same seed, same messages."""
     delay_ms: Annotated[int, Range(ge=0)] = 5 * 60_000
-    """Events come up to here after their request, evenly."""
+    """Events come up to this long after their request, evenly distributed."""
     redelivery_ms: Annotated[int, Range(ge=0)] = 10_000
-    """Duplicates arrive up to here after the first, evenly, under its timestamp."""
+    """Duplicates arrive up to this long after the first, evenly distributed, with its timestamp."""
     duplicate_requests: Share = 0.0
     """Share of requests that arrive twice."""
     duplicate_events: Share = 0.0
     """Share of events that arrive twice."""
     lost_requests: Share = 0.0
-    """Share of requests that never arrive; their events do."""
+    """Share of requests that never arrive, although their events do."""
     lost_events: Share = 0.0
     """Share of events that never arrive."""
     missing: Share = 0.0
-    """Share of features, of each request, that its message lacks."""
+    """Share of a request's features that its message lacks."""
 
 
 class Replay:
-    """Turns rows, in the order of time, into messages in the order of their arrival."""
+    """Turns rows, in order of time, into messages in order of arrival."""
 
     def __init__(self, schema: Schema, config: ReplayConfig | None = None) -> None:
         self.config = config or ReplayConfig()
@@ -55,7 +56,8 @@ class Replay:
         self.schema = schema
 
     def messages(self, chunks: Iterable[pa.Table], first: int = 0) -> Iterator[pa.RecordBatch]:
-        """About as many at a time as a chunk has rows; `first` is the first row's number."""
+        """The messages, about as many at a time as a chunk has rows; `first` is the first row's
+        number."""
         held = pa.RecordBatch.from_pylist([], schema=MESSAGES)
         arrivals: I64 = np.empty(0, np.int64)
         for chunk in chunks:
@@ -71,12 +73,12 @@ class Replay:
         yield held
 
     def request_ids(self, first: int, rows: int) -> I64:
-        """Ids of the rows from number `first` on: all different, and without order, as in life."""
+        """Ids of the rows from number `first` on: all different and unordered, as in production."""
         numbers = np.arange(first, first + rows).astype(np.uint64)
         return mix(numbers, salt(self.config.seed, "request")).view(np.int64)
 
     def drawn(self, purpose: str, ids: I64) -> F64:
-        """The draw that decides `purpose` (an option of the config) for each request; [N]."""
+        """The random draw for `purpose` (an option of the config) for each request; [N]."""
         return uniforms(self.config.seed, purpose, ids)
 
     def _sent(self, rows: pa.Table, ids: I64) -> Iterator[tuple[pa.RecordBatch, I64]]:

@@ -15,7 +15,7 @@ __all__ = ["check_messages", "message_shards", "routed", "session_shards"]
 
 
 def check_messages(messages: pa.RecordBatch) -> None:
-    """`DataError` unless they have the columns of `MESSAGES`, without nulls."""
+    """Raises `DataError` unless they have the columns of `MESSAGES`, without nulls."""
     if messages.schema.names != MESSAGES.names or messages.schema.types != MESSAGES.types:
         raise DataError(
             f"log messages must have the columns {_columns_of(MESSAGES)}, but have "
@@ -33,16 +33,17 @@ def _columns_of(schema: pa.Schema) -> str:
 
 
 def session_shards(session_ids: I64, shards: int) -> I64:
-    """All messages of a session meet in one shard; [N] to [N].
+    """All messages of a session go to the same shard; [N] to [N].
 
-    Shard i holds the sessions whose hash lies in the i-th of equal ranges, so a table that
-    is sorted by hash takes the shards one after the other.
+    Shard i holds the sessions whose hash lies in the i-th of equal ranges, so a table that is
+    sorted by hash takes one shard after the other.
     """
     return bucket_of(mix(session_ids), shards)
 
 
 def message_shards(messages: pa.Array, shards: int) -> I64:
-    """The shard by the hash of each message's CRC-32: an even load, sessions scattered; [N]."""
+    """The shard by the hash of each message's CRC-32: the load is even, but sessions are scattered;
+    [N]."""
     if not len(messages):
         return np.empty(0, np.int64)
     offsets = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :].tolist()
@@ -54,7 +55,7 @@ def message_shards(messages: pa.Array, shards: int) -> I64:
 def routed(
     messages: pa.RecordBatch, route: LogRoute, shards: int
 ) -> list[tuple[int, pa.RecordBatch]]:
-    """The messages of each shard that gets any, in the order that they came."""
+    """The messages of each shard that gets any, in the order in which they came."""
     if not messages.num_rows:
         return []
     if route == "session":

@@ -1,11 +1,11 @@
-"""The sealed files of a log: a list by each writer, written as it closes.
+"""The sealed files of a log: each writer writes a list of its files when it closes.
 
     sealed/<writer>.json
         {"files": {"shard-00007/<writer>.log": [bytes, blocks, messages, digest]},
          "digest": the SHA-256 of `files`}
 
-Writers share no file here either. A file that is on a list must be there as it was sealed; one that
-is on none was left by a writer that still writes, or was killed.
+Writers do not share files here either. A file on a list must be there as it was sealed; a file on
+no list belongs to a writer that still writes, or was killed.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ __all__ = ["SealedFiles", "Unsealed", "write_sealed"]
 
 
 class Unsealed(NamedTuple):
-    """The part that is read of a file which its writer has not sealed."""
+    """How much is read of a file that its writer has not sealed."""
 
     blocks: int
-    """Blocks that are whole."""
+    """The number of whole blocks."""
     messages: int
     """Their messages."""
     tail: int
-    """Bytes after them that cannot be read: a write that was cut off, or is going on."""
+    """Bytes after these that cannot be read: of a write that was cut off, or is under way."""
 
     def __str__(self) -> str:
         return (
             f"its writer has not sealed it: {so_many(self.blocks, 'block')} with "
-            f"{so_many(self.messages, 'message')} can be read, and not the {self.tail:,} bytes "
+            f"{so_many(self.messages, 'message')} can be read, but not the {self.tail:,} bytes "
             "after them"
         )
 
 
 class SealedFiles:
-    """The sealed files of a log's folder, as far as its writers have closed."""
+    """The sealed files of a log's folder, by the writers that have closed."""
 
     def __init__(self, folder: Location) -> None:
         self._folder = folder
         self._lists: dict[str, dict[str, Sealed]] = {}
-        """The sealed files by the writer's list, which never changes."""
+        """The sealed files by writer's list; a list never changes."""
 
     def of(self, shard: str, damaged: Damaged) -> dict[Location, Sealed]:
-        """The sealed files of a shard's folder; `DataError` where one is gone or cut short."""
+        """The sealed files of a shard's folder; raises `DataError` if one is gone or cut short."""
         found = {}
         for listed in self._read(damaged).values():
             for name, sealed in listed.items():
@@ -61,7 +61,7 @@ class SealedFiles:
         return found
 
     def writers(self, damaged: Damaged) -> dict[str, dict[str, int]]:
-        """The writers that have closed: the bytes of their files, as they were then, by name."""
+        """The writers that have closed: the sizes of their files at that time, by name."""
         return {
             file.removesuffix(".json"): {name: sealed.bytes for name, sealed in listed.items()}
             for file, listed in self._read(damaged).items()
@@ -108,7 +108,7 @@ def _is_as_sealed(path: Location, sealed: Sealed, damaged: Damaged) -> bool:
     if not path.exists():
         report_damage(f"{path}: is not there; {there}", damaged)
         return False
-    # What was added to one is the file's own to say, with the byte where it begins.
+    # If bytes were added, reading the file reports that, with the byte where they begin.
     if (size := path.stat().st_size) < sealed.bytes:
         report_damage(f"{path}: is cut short to {size:,} bytes; {there}", damaged)
         return False

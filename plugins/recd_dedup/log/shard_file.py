@@ -1,4 +1,4 @@
-"""A log shard's file: messages gathered to blocks, blocks packed in frames, frames appended.
+"""A log shard's file: messages are gathered into blocks, blocks packed in frames, frames appended.
 
 A file is a head, then frames, written by one writer and never rewritten:
 
@@ -10,13 +10,13 @@ The payload is a block of N messages, zstd-packed as one:
 
     i64 session id [N]   i64 timestamp [N]   u32 length [N]   the messages, end to end
 
-All of it is little-endian. A frame of no messages is the seal of a writer that closed. Its payload
-is the trailer, to which the frames before it are held:
+Everything is little-endian. A frame without messages is the seal of a writer that closed. Its
+payload is the trailer, against which the frames before it are checked:
 
     u64 blocks   u64 messages   32s SHA-256 of all their headers, end to end
 
-What cannot be read and has no whole frame after it is a torn tail: a write that a crash cut off, or
-that is still going on. What cannot be read before a whole frame is damage.
+Bytes that cannot be read and have no whole frame after them are a torn tail: a write that a crash
+cut off, or that is under way. Bytes that cannot be read before a whole frame are damage.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ __all__ = [
 L = TypeVar("L", Path, Location)
 
 Damaged = Literal["raise", "skip"]
-"""What a reader does with damage: an error that names file and offset, or only what is whole."""
+"""What a reader does about damage: it raises an error that names file and offset, or reads only
+what is whole."""
 
 LOG = logging.getLogger(__name__)
 MAGIC = b"RBLK"
@@ -84,7 +85,7 @@ FILE_BYTES = FILE.size + CRC.size
 FRAME_BYTES = FRAME.size + CRC.size
 SEAL_BYTES = FRAME_BYTES + TRAILER.size
 SHARD = "shard-"
-"""The begin of the name of a log shard's folder, before its number."""
+"""What the name of a log shard's folder begins with, before its number."""
 
 
 class Sealed(NamedTuple):
@@ -106,7 +107,7 @@ class Frame(NamedTuple):
     raw: int
     """Bytes of the payload, unpacked."""
     stored: int
-    """Bytes of the payload, as it lies in the file."""
+    """Bytes of the payload, as stored in the file."""
     first: int
     """The earliest timestamp of its messages."""
     checksum: int
@@ -135,7 +136,7 @@ def name_of(file: Location) -> str:
 
 
 def shard_of(file: Location) -> int:
-    """The log shard that a file is of, by its name."""
+    """The log shard that a file belongs to, by its name."""
     return int(file.parent.name[len(SHARD) :])
 
 
@@ -154,10 +155,10 @@ def files_of_log(folder: L, writer: str = "*") -> Iterator[L]:
 
 
 def held_in(folder: L, pattern: str) -> Iterator[L]:
-    """What a folder of a log holds; `PermissionError` where this process may not see it."""
+    """What a folder of a log holds; raises `PermissionError` if this process may not see it."""
     if isinstance(folder, Path):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder):
-            pass  # `glob` finds nothing where it may not look
+            pass  # `glob` finds nothing in a folder that it may not read
     yield from folder.glob(pattern)
 
 
@@ -172,7 +173,7 @@ def frame_bytes(payload: bytes, *, messages: int, raw: int, first: int) -> bytes
 
 
 def frames(file: Location, shard: int, damaged: Damaged = "raise") -> Iterator[Frame]:
-    """The frames of a file from their headers alone, the seal included, a torn tail left out."""
+    """The frames of a file from their headers only, including the seal, without a torn tail."""
     with file.open("rb") as opened:
         head = opened.read(FILE_BYTES)
         if len(head) < FILE_BYTES:
@@ -204,7 +205,7 @@ def frames(file: Location, shard: int, damaged: Damaged = "raise") -> Iterator[F
             offset = frame.end
             if not frame.messages and offset < _size(opened):
                 raise DataError(
-                    f"{file}, byte {offset:,}: its writer closed it before, but something was "
+                    f"{file}, byte {offset:,}: its writer closed it there, but something was "
                     "added. Cut it there, or take it out of the log."
                 )
 
@@ -212,7 +213,7 @@ def frames(file: Location, shard: int, damaged: Damaged = "raise") -> Iterator[F
 def frames_between(
     file: Location, shard: int, begin: int, end: int | None, damaged: Damaged
 ) -> Iterator[Frame]:
-    """The blocks between two places where frames begin or end; with no `end`, up to the seal or a
+    """The blocks between two places where frames begin or end; without `end`, up to the seal or a
     torn tail. What was once there and cannot be read is damage."""
     offset = max(begin, FILE_BYTES)
     with file.open("rb") as opened:
@@ -242,15 +243,15 @@ def frames_between(
 
 
 def cut_short(file: Location, offset: int, end: int, damaged: Damaged) -> None:
-    """Say that a file which was whole up to `end` is whole up to `offset` alone."""
+    """Report that a file which was whole up to `end` is now whole only up to `offset`."""
     report_damage(
         f"{file}: was whole up to byte {end:,} before, and is now up to byte {offset:,}", damaged
     )
 
 
 def report_damage(what: str, damaged: Damaged, skipped: str = "") -> None:
-    """`DataError` for what is lost of a file; or a line of the program's log, which may say it as
-    what is `skipped`."""
+    """Raises `DataError` for what is lost of a file; or writes a line to the program's log, with
+    the text `skipped` if given."""
     if damaged == "raise":
         raise DataError(
             f"{what}. Take the file from a copy, or read with `damaged: skip` to go without what "
@@ -260,7 +261,7 @@ def report_damage(what: str, damaged: Damaged, skipped: str = "") -> None:
 
 
 def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
-    """A frame's payload, checked; None for one that is torn, or damaged and skipped."""
+    """A frame's payload, checked; None if it is torn, or damaged and skipped."""
     with frame.file.open("rb") as opened:
         payload = _at(opened, frame.offset + FRAME_BYTES, frame.stored)
     if len(payload) == frame.stored and crc32(payload) == frame.checksum:
@@ -270,7 +271,8 @@ def read_payload(frame: Frame, damaged: Damaged = "raise") -> bytes | None:
 
 
 def _check_trailer(seal: Frame, opened: IO[bytes], found: bytes, damaged: Damaged) -> None:
-    """Hold the blocks of a file to what its writer sealed; older writers sealed without saying."""
+    """Check the blocks of a file against what its writer sealed; older writers sealed without a
+    trailer."""
     trailer = _at(opened, seal.offset + FRAME_BYTES, seal.stored)
     if trailer in (b"", found):
         return
@@ -280,14 +282,14 @@ def _check_trailer(seal: Frame, opened: IO[bytes], found: bytes, damaged: Damage
     else:
         sealed_blocks, sealed, _ = TRAILER.unpack(trailer)
         what = (
-            f"{so_many(blocks, 'block')} with {so_many(messages, 'message')} before it, where "
+            f"{so_many(blocks, 'block')} with {so_many(messages, 'message')} before it, but "
             f"{sealed_blocks:,} with {sealed:,} were sealed"
         )
     report_damage(f"{seal}: {what}", damaged)
 
 
 def _after_damage(file: Location, offset: int, damaged: Damaged) -> int | None:
-    """The place where the next whole frame begins; None if the damage is a torn tail."""
+    """The place where the next whole frame begins; None if what cannot be read is a torn tail."""
     with _content(file) as data:
         found = data.find(MAGIC, offset + 1)
         while found >= 0:
@@ -339,13 +341,15 @@ def _content(file: Location) -> Iterator[mmap | bytes]:
 
 
 Fsync = Literal["block", "flush", "never"]
-"""When the disk must have it: at each block, at `flush` and `close`, or when the system likes."""
+"""When data is forced to the disk: at each block, at `flush` and `close`, or when the system
+decides."""
 
 
 class ShardFile:
-    """One writer's file of one log shard: each frame is appended by one write, and then a seal.
+    """One writer's file of one log shard: each frame, and in the end a seal, is appended by one
+    write.
 
-    The first frame creates it. No other writer ever writes to it, so none needs a lock.
+    The first frame creates it. No other writer ever writes to it, so no lock is needed.
     """
 
     def __init__(self, path: Path, shard: int, fsync: Fsync) -> None:
@@ -372,7 +376,7 @@ class ShardFile:
         return self._end
 
     def append(self, frame: bytes) -> None:
-        """Write a frame; where that fails, the file is as it was before."""
+        """Write a frame; if that fails, the file stays as it was."""
         self._write(frame)
         self._blocks += 1
         self._messages += FRAME.unpack_from(frame)[1]
@@ -400,8 +404,8 @@ class ShardFile:
 
 
 def appended(file: int, data: bytes, end: int) -> int:
-    """The end of an open file of `end` bytes, with the data behind them; where that fails, as on a
-    full disk, the file is as it was before."""
+    """Appends data to an open file of `end` bytes and returns its new end; if that fails, as on a
+    full disk, the file stays as it was."""
     rest = memoryview(data)
     try:
         while rest:
@@ -415,7 +419,7 @@ def appended(file: int, data: bytes, end: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let a new file's name outlive a crash, too."""
+    """Make a new file's name survive a crash, too."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -424,16 +428,16 @@ def sync_folder(folder: Path) -> None:
 
 
 MOST = 1 << 30
-"""Bytes of the longest message: two of them fit the 32-bit offsets of Arrow's `binary`."""
+"""Bytes of the longest message: two such messages fit the 32-bit offsets of Arrow's `binary`."""
 INT32 = (1 << 31) - 1
-"""The most that those offsets reach, and so the most bytes of a block, unpacked."""
+"""The largest such offset, and so the most bytes of an unpacked block."""
 KEY_BYTES = 8 + 8 + 4
 
 
 class LogBlock:
-    """Messages of one log shard, gathered until they are worth a write.
+    """Messages of one log shard, gathered until there are enough to write.
 
-    They are copied to the layout of the file, so that nothing appended is held in memory.
+    They are copied into the file's layout, so that appended batches are not kept in memory.
     """
 
     def __init__(self) -> None:
@@ -487,13 +491,13 @@ def read_block(frame: Frame, damaged: Damaged) -> pa.RecordBatch | None:
         return None
     n, keys = frame.messages, frame.messages * KEY_BYTES
     try:
-        # zstd takes the memory that a payload declares, whatever limit it is given.
+        # zstd allocates the memory that a payload declares, whatever limit it is given.
         declared = zstandard.frame_content_size(payload)
-        if frame.raw > INT32 or declared not in (frame.raw, -1):  # -1: it declares none
+        if frame.raw > INT32 or declared not in (frame.raw, -1):  # -1 if it declares none
             raise DataError(
                 f"{frame}: its checksum holds, but it unpacks to {max(declared, frame.raw):,} "
-                f"bytes, where its header has {frame.raw:,} and a block at most {INT32:,}. No "
-                "writer of ours made it: take the file out of the log."
+                f"bytes, but its header has {frame.raw:,} and a block at most {INT32:,}. No writer "
+                "of ours made it: take the file out of the log."
             )
         raw = zstandard.ZstdDecompressor().decompress(payload, max_output_size=frame.raw)
     except zstandard.ZstdError as error:

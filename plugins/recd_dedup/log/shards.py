@@ -1,13 +1,13 @@
 """The `zstd_shards` log: a folder of shard files, one per writer and log shard.
 
-A message's log shard is decided by its session (O1), or by the message itself (the baseline).
-Writers share no file, so any number of processes may write at once, and one that is killed
-hurts nobody: the next one begins files of its own. A reader merges the files of a shard by
-the time of their blocks, and sees whole blocks only. What is in the log is the folder's to say
-(`shard-00007/<writer>.log`), and what must be there is in its writers' lists of sealed files
-(`sealed.py`); how far each writer was at its flushes is in its marks (`marks.py`).
+A message's log shard is determined by its session (O1), or by the message itself (the baseline).
+Writers share no file, so any number of processes may write at once, and one that is killed does no
+harm: the next one begins files of its own. A reader merges the files of a shard by the time of
+their blocks, and sees only whole blocks. The folder shows what is in the log
+(`shard-00007/<writer>.log`), its writers' lists of sealed files show what must be there
+(`sealed.py`), and each writer's marks show how far it was at its flushes (`marks.py`).
 
-A log is written on a disk, for its files grow; copied to a store, it is read there.
+A log is written on a disk, because its files grow; once copied to a store, it can be read there.
 """
 
 from __future__ import annotations
@@ -68,24 +68,25 @@ class ZstdShardsConfig(Config):
     """Raw logs as zstd-packed shard files."""
 
     folder: Location | None = None
-    """The folder of the log; by default `log` in the registry's folder. One on a store is read, not
-    written."""
+    """The folder of the log; by default `log` in the registry's folder. On a store it can only be
+    read."""
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
     """Log shards. A writer holds up to `block_bytes` of each in memory."""
     route: LogRoute = "session"
-    """The value that decides a message's shard: its session id (O1), or a hash of the message."""
+    """The value that determines a message's shard: its session id (O1), or a hash of the
+    message."""
     level: Annotated[int, Range(ge=1, le=19)] = 3
     """zstd's."""
     block_bytes: Annotated[int, Range(ge=1, le=1 << 28)] = 4 << 20
-    """The bytes packed and written at a time; also those that a reader holds per writer."""
+    """How many bytes are packed and written at a time; also how many a reader holds per writer."""
     fsync: Fsync = "flush"
-    """When the disk itself must have it: at each block, at flush and close, or never."""
+    """When data is forced to the disk: at each block, at flush and close, or never."""
     damaged: Damaged = "raise"
-    """The action of a reader where a file is damaged: raise, or skip what cannot be read."""
+    """What a reader does if a file is damaged: raise, or skip what cannot be read."""
 
 
 class ZstdShards:
-    """Opened for writing and reading; to be used by one thread."""
+    """An open log, for writing and reading, to be used by one thread."""
 
     counts = "bytes"
     """What places count."""
@@ -98,7 +99,7 @@ class ZstdShards:
         self._sealed = SealedFiles(folder)
         self._cuts: WriterCuts | None = None
         self.unsealed: dict[Location, Unsealed] = {}
-        """The parts that were read so far of files that their writers have not sealed."""
+        """How much has been read of files that their writers have not sealed."""
         self._start_writing()
 
     @property
@@ -114,9 +115,9 @@ class ZstdShards:
         check_messages(messages)
         if not isinstance(self.folder, Path):
             raise DataError(
-                f"{self.folder}: is on a store, where no file grows, so a log is read there and "
-                "written on a disk. Set `log.folder` to a folder of this machine, and copy it once "
-                "its writers have closed."
+                f"{self.folder}: is on a store, where files cannot grow: a log can be read there, "
+                "but must be written on a disk. Set `log.folder` to a folder of this machine, and "
+                "copy it once its writers have closed."
             )
         self._leave_to_parent()
         self._begin_marks(messages)
@@ -124,7 +125,7 @@ class ZstdShards:
             self._append(shard, part)
 
     def flush(self) -> None:
-        """Write what waits, and let the disk have it (option `fsync`)."""
+        """Write what waits, and force it to the disk (option `fsync`)."""
         self._write_all()
         for file in self._files.values():
             file.flush()
@@ -148,7 +149,7 @@ class ZstdShards:
         self._start_writing()
 
     def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
-        """Where the blocks of each file end, or these places: a file is never written anew."""
+        """Where the blocks of each file end, or these places: files are never rewritten."""
         if at is not None:
             return {name: End(place, "") for name, place in at.items()}
         with readable():
@@ -168,8 +169,8 @@ class ZstdShards:
         return max((one.end for one in found if one.messages), default=0)
 
     def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
-        """`DataError` where a file has less than it had; where none of them is there, the log began
-        anew."""
+        """Raises `DataError` if a file has less than it had; if none of the files is there, a new
+        log has begun."""
         if not {*noted} & {*now}:
             return
         for name, end in sorted(noted.items()):
@@ -208,8 +209,8 @@ class ZstdShards:
     def _frames(
         self, file: Location, shard: int, sealed: Sealed | None, up_to: int | None
     ) -> list[Frame]:
-        """The blocks of a file up to a place, its seal left out; without one, what is read of it is
-        counted."""
+        """The blocks of a file up to a place, without its seal; if it has no seal, what is read of
+        it is counted."""
         damaged = self.config.damaged
         found = list(frames(file, shard, damaged))
         if found and not found[-1].messages:
@@ -251,17 +252,18 @@ class ZstdShards:
 
     @property
     def identity(self) -> str:
-        """The log that is in its place; empty where none has begun, or one of an older version."""
+        """The identity of the log in this folder; empty if none has begun, or one of an older
+        version."""
         there = Manifest.of(self.folder)
         return "" if there is None else there.id
 
     @property
     def known_by(self) -> str:
-        """Its identity: files of another log may have the same names."""
+        """The log's identity: files of another log may have the same names."""
         return self.identity
 
     def cuts(self, begins: Mapping[str, int], first: int, second: int) -> Cuts:
-        """By the marks of the writers: a part is a file, a place a byte of it."""
+        """The cuts, by the marks of the writers: a part is a file, a place a byte in it."""
         with readable():
             if self._cuts is None:
                 self._cuts = WriterCuts(self.folder, self._sealed, self.config.damaged)
@@ -271,7 +273,7 @@ class ZstdShards:
         return found
 
     def _holds(self) -> str:
-        """What is found in the place of a log, in words."""
+        """What is found in place of a log, in words."""
         if not isinstance(self.folder, Path):
             return ""
         if not self.folder.exists():
@@ -281,8 +283,8 @@ class ZstdShards:
         return f", which holds {others[0]!r} and no log" if others and MANIFEST not in found else ""
 
     def between(self, shard: int, *places: Mapping[str, int]) -> Iterator[Placed]:
-        """Whole blocks, by which all places are cut; those of several files come by their first
-        timestamps."""
+        """Whole blocks, at whose borders all places lie; those of several files come in the order
+        of their first timestamps."""
         begins, ends = places[0], places[-1]
         damaged, folder = self.config.damaged, self.folder / shard_folder(shard)
         files = [
@@ -298,7 +300,7 @@ class ZstdShards:
                     yield Placed(name_of(frame.file), frame.offset, where)
                 elif damaged == "raise":
                     raise DataError(
-                        f"{frame}: was whole before, and is not now. Take it from a copy."
+                        f"{frame}: was whole before, but is not now. Take it from a copy."
                     )
 
     def fingerprint(self) -> str:
@@ -325,7 +327,7 @@ class ZstdShards:
         self._latest = 0
 
     def _begin_marks(self, messages: pa.RecordBatch) -> None:
-        """Let readers know of this writer before anything of it waits in memory."""
+        """Make this writer known to readers before anything waits in its memory."""
         if not messages.num_rows:
             return
         latest = pc.max(messages["timestamp"]).as_py()
@@ -339,7 +341,7 @@ class ZstdShards:
         return {shard: file.end for shard, file in self._files.items()}
 
     def _mark(self, ends: dict[int, int] | None = None) -> None:
-        """A mark, if files have grown since the one before."""
+        """Append a mark, if files have grown since the previous one."""
         ends = self._ends() if ends is None else ends
         grown = {shard: end for shard, end in ends.items() if self._marked.get(shard) != end}
         if self._marks is not None and grown:
@@ -358,12 +360,12 @@ class ZstdShards:
             if not fit and block.count:
                 self._write(shard, block)
                 continue
-            fit = max(fit, 1)  # one that is longer than a block is a block of its own
+            fit = max(fit, 1)  # a message that is longer than a block becomes a block of its own
             block.add(messages.slice(0, fit))
             messages = messages.slice(fit)
 
     def _leave_to_parent(self) -> None:
-        """Forget, after a fork, what waits and the files: they are the parent's to write."""
+        """After a fork, forget what waits and the files: the parent writes these."""
         if self._process != os.getpid():
             self._start_writing()
 

@@ -1,8 +1,8 @@
 """A log as it was when its tables were first asked for.
 
-Others write to it while ranks, workers and later commands ask for the tables, each by itself: all
-have to mean the same rows. So whoever comes first notes beside the tables where each part of the
-log ended, and all read up to there.
+Writers add to the log while ranks, workers and later commands each ask for the tables, and all must
+get the same rows. So the first one notes beside the tables where each part of the log ended, and
+all read up to there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class End(NamedTuple):
 
     place: int
     digest: str
-    """Of the message before it; none where it is deleted, or there was none, or where a part is
-    never written anew."""
+    """The digest of the message before it; empty if that is deleted, if there was none, or if parts
+    of this log are never rewritten."""
     begin: int | None = None
-    """The place of the part's first message; None where nothing is deleted before it is read, or
-    the end was noted by a version that noted no begin."""
+    """The place of the part's first message; None if nothing is ever deleted before it is read, or
+    if the end was noted by a version that did not note this."""
 
     def __repr__(self) -> str:
-        """Tables are known by it, those of versions that noted no begin too."""
+        """This text identifies tables, including those of versions that did not note `begin`."""
         return f"End(place={self.place!r}, digest={self.digest!r})"
 
 
 class EndingLog(Protocol):
-    """A log that can say where its parts end, and be read up to there."""
+    """A log that can say where its parts end, and can be read up to there."""
 
     @property
     def name(self) -> str: ...
@@ -50,25 +50,26 @@ class EndingLog(Protocol):
     def route(self) -> LogRoute: ...
     @property
     def known_by(self) -> str:
-        """What tells it from another log whose parts end alike."""
+        """What distinguishes it from another log whose parts end at the same places."""
 
     @property
     def counts(self) -> str:
-        """What places count: messages, or bytes."""
+        """What places count: messages or bytes."""
 
     def ends(self, at: Mapping[str, int] | None = None) -> dict[str, End]:
         """Where each part ends now; or each of these places, and what is there now."""
 
     def check_kept(self, noted: Mapping[str, End], now: Mapping[str, End]) -> None:
-        """`DataError` where it lost what was there up to the noted ends, unless it began anew."""
+        """Raises `DataError` if it has lost what was there up to the noted ends, unless a new log
+        has begun."""
 
     def read(self, shard: int, ends: Mapping[str, End] | None = None) -> Iterator[pa.RecordBatch]:
-        """The messages of a shard, up to these ends; `DataError` where some from their begins on
+        """The messages of a shard, up to these ends; raises `DataError` if some after their begins
         are deleted."""
 
 
 class Snapshot:
-    """Is read as the log is, up to the noted ends."""
+    """A log that is read up to the noted ends."""
 
     def __init__(self, log: EndingLog, folder: Path) -> None:
         self.log = log
@@ -88,7 +89,7 @@ class Snapshot:
         return self.log.read(shard, self._ends)
 
     def fingerprint(self) -> str:
-        """Names the messages up to the noted ends."""
+        """Identifies the messages up to the noted ends."""
         return repr([self.log.known_by, self.log.route, sorted(self._ends.items())])
 
     @cached_property
@@ -111,8 +112,9 @@ class Snapshot:
         if newer:
             warnings.warn(
                 f"{self.log.name}: {newer:,} {self.log.counts} came after the tables of this log "
-                f"were first asked for, and are not read. To read them, remove {self._file}, which "
-                "notes where the log ended; to train while they come, say `dataset: growing_log`.",
+                f"were first asked for, and are not read. To read them, remove {self._file}, "
+                "which notes where the log ended; to train while they come, use `dataset: "
+                "growing_log`.",
                 NoticeWarning,
                 stacklevel=2,
             )
@@ -134,8 +136,8 @@ class Snapshot:
             ) from error
 
     def _is_still(self, noted: dict[str, End], now: dict[str, End]) -> bool:
-        """Whether the log holds what it held, as far as retention has not deleted it; one that was
-        begun anew does not."""
+        """Whether the log still holds what it held, apart from what retention has deleted; a new
+        log does not."""
         if noted == now:
             return True
         self.log.check_kept(noted, now)

@@ -12,11 +12,12 @@ __all__ = ["address_of", "check_callable", "host_and_port", "without_brackets"]
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 """A host's name, or its address of IPv4."""
 MOST_SHOWN = 60
-"""Characters of what is no address that a message shows."""
+"""How many characters of an invalid address a message shows."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The host, without the brackets of IPv6, and the port; `RegistryError` where one lacks."""
+    """The host, without the brackets of IPv6, and the port; raises `RegistryError` if one is
+    missing."""
     host, _, port = address.rpartition(":")
     known = port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16
     host = without_brackets(host)
@@ -29,17 +30,17 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def address_of(host: str, port: int) -> str:
-    """What `host_and_port` reads: an address of IPv6 has brackets."""
+    """HOST:PORT as `host_and_port` reads it: an IPv6 address gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def without_brackets(host: str) -> str:
-    """An address of IPv6 as sockets and certificates have it."""
+    """An IPv6 address as sockets and certificates have it."""
     return host.removeprefix("[").removesuffix("]")
 
 
 def check_callable(host: str) -> None:
-    """`CapabilityError` for a worker's host by which no rank could call it."""
+    """Raises `CapabilityError` for a worker's host that no rank could call."""
     try:
         everywhere = not host or ipaddress.ip_address(without_brackets(host)).is_unspecified
     except ValueError:

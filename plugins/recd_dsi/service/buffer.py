@@ -1,4 +1,4 @@
-"""Batches that are made and kept: in memory, bounded in bytes, and from there in a folder."""
+"""Batches that are made and kept: in memory up to a bound in bytes, and then in a folder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from recd_plugins.api import CapabilityError, NoticeWarning
 __all__ = ["Buffer", "DiskCache", "Key"]
 
 FORM = "head and narrow body, checked with its name"
-"""How a record has its batch; records of another form are others' files."""
+"""The form of records in files; records in another form are those of other versions."""
 CHECKSUM = 4
 """Bytes of a CRC-32."""
 LARGEST = LARGEST_ANSWER + (1 << 20)
-"""Bytes of a file: those of the largest batch, and what the stream has beside it."""
+"""The most bytes of a file: those of the largest batch, and the stream's overhead."""
 OURS = re.compile(r"[0-9a-f]{40}(\.[0-9a-f]{32}\.part)?")
 """The names of the cache's files."""
 
@@ -49,7 +49,7 @@ class Key(NamedTuple):
 
 
 class Buffer:
-    """The batches that a worker has made: those not yet asked for are kept, the others make room
+    """The batches that a worker has made: those not yet requested are kept, the others make room
     first."""
 
     def __init__(self, most_bytes: int, disk: DiskCache | None) -> None:
@@ -57,11 +57,11 @@ class Buffer:
         self._disk = disk
         self._lock = Lock()
         self._wanted: OrderedDict[Key, pa.RecordBatch] = OrderedDict()
-        """Made ahead, and asked for by nobody yet."""
+        """Batches that were made ahead and not requested yet."""
         self._given: OrderedDict[Key, pa.RecordBatch] = OrderedDict()
-        """Asked for already, the last used at the end."""
+        """Batches that were already requested, the last used at the end."""
         self._leaving: dict[Key, pa.RecordBatch] = {}
-        """On their way to the folder: until they are there, they are here."""
+        """Batches on their way to the folder, kept here until they are there."""
         self.bytes = 0
         self.wanted_bytes = 0
         self._largest = 0
@@ -97,11 +97,12 @@ class Buffer:
         return self._disk is not None and key in self._disk
 
     def has_room(self) -> bool:
-        """Whether one more may be made ahead, so that none of those that wait has to go for it."""
+        """Whether one more batch may be made ahead without dropping one that waits."""
         return not self.wanted_bytes or self.wanted_bytes + self._largest <= self._most
 
     def put(self, key: Key, record: pa.RecordBatch, *, wanted: bool) -> None:
-        """Keep a batch; what was asked for longest ago goes, to the folder if there is one."""
+        """Keep a batch; those requested longest ago make room, and go to the folder if there is
+        one."""
         gone: list[tuple[Key, pa.RecordBatch]] = []
         size = record.nbytes
         with self._lock:
@@ -126,7 +127,8 @@ class Buffer:
                     self._leaving.pop(other, None)
 
     def unwant(self, stream: tuple[str, int, int]) -> None:
-        """Of a consumer's epoch, nobody may ask for what was made ahead: that makes room first."""
+        """Batches made ahead for this consumer's epoch may not be requested any more: they make
+        room first."""
         with self._lock:
             for key in [key for key in self._wanted if key[:3] == stream]:
                 record = self._given[key] = self._wanted.pop(key)
@@ -134,8 +136,8 @@ class Buffer:
                 self.wanted_bytes -= record.nbytes
 
     def _least(self, latest: Key) -> Key | None:
-        """Who goes first, beside the latest: asked for longest ago, then needed last, of others'
-        epochs before its own."""
+        """The batch that makes room first, except the latest: the one requested longest ago, else
+        the one needed last, from other epochs before its own; None if there is none."""
         others = (key for key in reversed(self._wanted) if key[:3] != latest[:3])
         order = chain(self._given, others, reversed(self._wanted))
         return next((one for one in order if one != latest), None)
@@ -145,7 +147,7 @@ class DiskCache:
     """A folder of batches that any number of workers of a machine share, bounded in bytes.
 
     A file is an Arrow stream of one batch, and the CRC-32 of its name and of the stream behind it.
-    What lies there and is no such file, whoever put it there, is as if it were not.
+    Anything else in the folder is ignored.
     """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
@@ -168,7 +170,8 @@ class DiskCache:
             return False
 
     def get(self, key: Key) -> pa.RecordBatch | None:
-        """The batch; None where it is not there, and a damaged file is removed, to be made anew."""
+        """The batch; None if it is not there. A damaged file is removed, so that the batch is made
+        again."""
         path = self._folder / key.name
         try:
             found = pa.py_buffer(_contents(path))
@@ -176,7 +179,7 @@ class DiskCache:
             return None
         stream, checksum = found[:-CHECKSUM], found[-CHECKSUM:]
         if found.size <= CHECKSUM or _checksum(key.name, stream) != checksum:
-            with contextlib.suppress(OSError):  # of another user, or on a disk that is only read
+            with contextlib.suppress(OSError):  # of another user, or on a read-only disk
                 path.unlink(missing_ok=True)
             return None
         with contextlib.suppress(OSError):
@@ -185,7 +188,7 @@ class DiskCache:
             return reader.read_next_batch()
 
     def put(self, key: Key, record: pa.RecordBatch) -> None:
-        """Write a batch, whole or not at all; once the disk is full, nothing is any more, and a
+        """Write a batch, whole or not at all; once the disk is full, nothing more is written, and a
         notice says so."""
         path = self._folder / key.name
         if self._full or os.path.lexists(path):
@@ -218,7 +221,8 @@ class DiskCache:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Remove what of ours was used longest ago, beyond the bound; all else there stays."""
+        """Remove those of our files that were used longest ago, beyond the bound; everything else
+        stays."""
         found = []
         for entry in os.scandir(self._folder):
             if not OURS.fullmatch(entry.name):
@@ -236,7 +240,8 @@ class DiskCache:
 
 
 def _contents(path: Path) -> bytes:
-    """A file's bytes; an `OSError` for a link, a pipe, a device, or what is larger than a batch."""
+    """A file's bytes; raises `OSError` for a link, a pipe, a device, or a file larger than a
+    batch."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
         raise OSError(f"{path}: is no batch")

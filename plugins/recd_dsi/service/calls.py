@@ -1,7 +1,7 @@
 """How processes of the service call each other: Arrow Flight, with a token and TLS beyond loopback.
 
-What an error is travels beside its text: `DataError` and the like come out as they went in, and all
-else is a worker that does not answer.
+An error's type travels with its text: `DataError` and the like come out as they went in; any other
+error counts as a worker that does not answer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ ERRORS: dict[str, type[RecdError]] = {
     kind.__name__: kind
     for kind in (DataError, RegistryError, PluginError, CapabilityError, RecdError)
 }
-"""Those that come out as they went in; a plugin's own kind of one comes out as that one."""
+"""The errors that come out as they went in; a plugin's own subclass of one comes out as that
+one."""
 MOST_BYTES = 1 << 20
 """The longest answer to an action."""
 LARGEST_ANSWER = 1 << 30
@@ -65,18 +66,19 @@ CURES = {
     "certificate has expired": "make a new one for all processes of the service",
     "certificate verify failed": "name the `certificate` that the server has, or that signed it",
 }
-"""What to do, by a pattern of what gRPC says of a call that failed; the first that it has."""
+"""What to do, by a pattern of gRPC's message about a failed call; the first pattern that matches
+counts."""
 BEFORE = re.compile(
     r"^Flight returned \w+ error, with message: "
     r"(failed to connect to all addresses; last error: (UNKNOWN|UNAVAILABLE): )?"
 )
-"""What stands before the reason of a call that failed."""
+"""What comes before the reason in the message of a failed call."""
 STRIPE = re.compile("[0-9]{1,18}")
 """The number of a stripe, as an error names it."""
 
 
 class Refused(RegistryError):
-    """A worker makes other batches than it was asked for."""
+    """A worker makes other batches than those it is asked for."""
 
 
 ERRORS["Refused"] = Refused
@@ -84,17 +86,17 @@ ERRORS["Refused"] = Refused
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """The means that keep strangers out, the same in all processes of a service."""
+    """What keeps strangers out, the same in all processes of a service."""
 
     token: str = ""
-    """Whoever calls must have it."""
+    """The token that callers must have."""
     certificate: Path | None = None
-    """PEM: a server's own; for who calls, those that it trusts."""
+    """PEM: a server's own certificate; for callers, the certificates that they trust."""
     key: Path | None = None
     """PEM: the private key of the certificate, for servers."""
 
     def check(self, host: str) -> None:
-        """`CapabilityError` where a process may not listen at, or call, this host."""
+        """Raises `CapabilityError` if a process may not listen at, or call, this host."""
         if is_loopback(host) or (self.token and self.certificate):
             return
         raise CapabilityError(
@@ -106,14 +108,14 @@ class Credentials:
 TOKEN_CURE = "`openssl rand -hex 32 > FILE` writes one; all processes of the service have the same."
 PEM_CURE = "Name a file of PEM, which begins `-----BEGIN`."
 NO_CREDENTIALS = Credentials()
-"""Those of a service on this machine alone."""
+"""The credentials of a service on this machine only."""
 
 
 def credentials_of(
     token_file: Path | None, certificate: Path | None, key: Path | None
 ) -> Credentials:
-    """Credentials as options name them; `CapabilityError` for a file that cannot be what it is
-    named for."""
+    """Credentials as options name them; raises `CapabilityError` for a file that cannot be what its
+    option says."""
     token = "" if token_file is None else _token(token_file)
     for path, what in ((certificate, "certificate"), (key, "key")):
         if path is not None:
@@ -138,8 +140,8 @@ def _pem(path: Path, what: str) -> bytes:
 
 
 def _trusted(path: Path) -> bytes:
-    """The file of the certificates that who calls trusts: without one, gRPC says that there is an
-    `empty address list`."""
+    """The file of the certificates that a caller trusts: without one, gRPC would report an `empty
+    address list`."""
     found = _pem(path, "certificate")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
@@ -152,7 +154,8 @@ def _trusted(path: Path) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine hears what is sent to it; `localhost` where it is known as such."""
+    """Whether only this machine receives what is sent to this host; `localhost` counts if it
+    resolves so."""
     try:
         found = socket.getaddrinfo(host, None) if host == "localhost" else []
         addresses = {address[0] for *_, address in found} or {host}
@@ -168,7 +171,8 @@ def listening(host: str, port: int, credentials: Credentials) -> str:
 
 
 def server_options(credentials: Credentials) -> dict[str, Any]:
-    """The options of a `FlightServerBase` beside its location; `CapabilityError` for bad files."""
+    """The options of a `FlightServerBase` besides its location; raises `CapabilityError` for bad
+    files."""
     options: dict[str, Any] = {}
     if credentials.token:
         options["middleware"] = {"token": _AsksForToken(credentials.token)}
@@ -181,19 +185,21 @@ def server_options(credentials: Credentials) -> dict[str, Any]:
 
 
 class Server(flight.FlightServerBase):
-    """Has no flights, and takes none: Arrow's own answer to who asks is a traceback."""
+    """A server that has no flights and takes none: Arrow's own answer to such calls is a
+    traceback."""
 
     def _refused(self, *asked: Any) -> NoReturn:
         raise flight_error(DataError("there are no flights: this serves the reader service alone."))
 
     list_flights = get_flight_info = get_schema = do_put = do_exchange = _refused
     do_get: Any = _refused
-    """Those that have batches answer it."""
+    """Servers that have batches override this."""
 
 
 @contextmanager
 def starting(host: str, port: int, credentials: Credentials) -> Iterator[None]:
-    """Inside, a server that cannot start is a `CapabilityError` that says where, and the cure."""
+    """Inside it, a server that cannot start raises a `CapabilityError` that says where, and how to
+    fix it."""
     try:
         yield
     except (pa.ArrowException, flight.FlightError, OSError) as error:
@@ -235,20 +241,20 @@ def flight_error(error: RecdError) -> flight.FlightError:
 
 
 def answered(error: BaseException) -> RecdError | None:
-    """The error that a worker answered on purpose; None where the call failed."""
+    """The error that a worker answered on purpose; None if the call itself failed."""
     kind = getattr(error, "extra_info", b"") or b""
     name, _, stripe = bytes(kind).decode(errors="replace").partition(" ")
     found = ERRORS.get(name)
     if found is None and not (name == DamagedStripe.__name__ and STRIPE.fullmatch(stripe)):
         return None
-    # Behind the text gRPC has a word on where it came from.
+    # After the text, gRPC says where it came from.
     text = str(error).split(". Detail:")[0].split(" Detail: ")[0].strip()
     text = text if text.endswith(".") else text + "."
     return DamagedStripe(text, int(stripe)) if found is None else found(text)
 
 
 def reason(error: BaseException) -> str:
-    """Why a call failed, without what gRPC says of itself around it; and a cure that is known."""
+    """Why a call failed, without gRPC's text about itself; and how to fix it, if known."""
     first = str(error).partition("\n")[0]
     found = re.split(r"\.? (gRPC client debug|Client) context|\. Detail", first)[0].rstrip(". ")
     cure = next((cure for pattern, cure in CURES.items() if re.search(pattern, found)), "")
@@ -267,8 +273,8 @@ class Caller:
     def __init__(self, address: str, credentials: Credentials) -> None:
         """`address`: host:port."""
         self.address = address
-        # Its own connection: gRPC would share one that hangs with all who call the same server. And
-        # no proxy between: `http_proxy`, by which gRPC goes even to this machine, is for the web.
+        # Its own connection: gRPC would share one that hangs among all callers of a server. And no
+        # proxy: gRPC would use `http_proxy` even for this machine, but that is for the web.
         own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         options: dict[str, Any] = {"generic_options": own}
         if credentials.certificate is not None:
@@ -283,8 +289,8 @@ class Caller:
         )
 
     def act(self, name: str, body: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """An action's JSON answer; a Flight error where none came in time, `DataError` for one that
-        is no such mapping as servers read."""
+        """An action's JSON answer; raises a Flight error if none came in time, and `DataError` for
+        one that is not a mapping."""
         action = flight.Action(name, json.dumps(body).encode())
         (result,) = self._client.do_action(action, self._options(timeout))
         return read_json(result.body.to_pybytes(), MOST_BYTES)
@@ -292,7 +298,7 @@ class Caller:
     def get(
         self, ticket: bytes, timeout: float
     ) -> Generator[tuple[pa.RecordBatch, bytes | None], None, None]:
-        """The record batches of a ticket, each with what the server says beside it."""
+        """The record batches of a ticket, each with the metadata that the server sent with it."""
         reader = self._client.do_get(flight.Ticket(ticket), self._options(timeout))
         try:
             while True:
@@ -306,7 +312,7 @@ class Caller:
             reader.cancel()
 
     def close(self) -> None:
-        """No call is made any more."""
+        """Make no more calls."""
         self._client.close()
 
     def _options(self, timeout: float) -> flight.FlightCallOptions:

@@ -1,8 +1,9 @@
-"""The coordinator: which workers are there, by what they say every second. It writes nothing down.
+"""The coordinator: knows which workers are there by their heartbeats every second. It stores
+nothing.
 
-Killed and started again it knows them again at once: each client that asks says which workers it
-had, and these count as there until they were silent for too long. Who asked before keeps the list
-that it was given, so a coordinator that is away is missed by nobody.
+If it is killed and started again, it knows them again at once: each client that asks says which
+workers it had, and these count as there until they have been silent for too long. Clients keep the
+list that they were given, so they can do without a coordinator for a while.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ from recd_plugins.api import DataError, RecdError
 __all__ = ["INTERVAL", "MOST_INTERVAL", "TIMEOUT", "Coordinator", "Members"]
 
 INTERVAL = 1.0
-"""Seconds between two calls of a worker, or of a client, where there are few."""
+"""Seconds between two calls of a worker, or of a client, if there are few."""
 MOST_INTERVAL = 40.0
-"""Seconds between them where there are many."""
+"""Seconds between these calls if there are many."""
 A_SECOND = 25
-"""Calls a second of workers, and of clients, at most, up to that interval."""
+"""The most calls a second of workers, and of clients, up to that interval."""
 SILENCE = 3.0
-"""Intervals without a word after which a worker is gone."""
+"""A worker is gone after this many intervals without a heartbeat."""
 TIMEOUT = 2.0
-"""Seconds in which a coordinator answers."""
+"""Seconds within which a coordinator answers."""
 MOST_WORKERS = 1 << 16
 MOST_CLIENTS = 1 << 12
-"""Clients that its page shows."""
+"""How many clients its page shows."""
 MOST_FACTS, MOST_NAME, MOST_TEXT = 32, 32, 270
-"""How much of what a worker or a client says of itself is kept, and so how much memory it takes:
-so many facts, and characters of a name and of a text."""
+"""How much of a worker's or client's description of itself is kept, which bounds memory: the number
+of facts, and the characters of a name and of a text."""
 
 
 def interval_of(count: int) -> float:
-    """Seconds until one of so many is to speak again."""
+    """Seconds until one of this many callers should call again."""
     return min(MOST_INTERVAL, max(INTERVAL, count / A_SECOND))
 
 
@@ -63,29 +64,30 @@ class _Member:
     about: dict[str, Any]
     seat: int
     until: float
-    """When it is gone, if it says nothing before."""
+    """The time when it counts as gone, if it says nothing before."""
 
 
 class Members:
-    """Who is there: a pure record of heartbeats, by a clock that is handed in."""
+    """Who is there: a pure record of heartbeats, with the clock passed in."""
 
     def __init__(self, now: float) -> None:
         self._began = self._forgot = now
         self._members: dict[str, _Member] = {}
-        """By address: a worker that is started again at its address has the seat of before."""
+        """By address: a worker that is started again at its address gets its old seat."""
         self._chosen: dict[str, list[dict[str, Any]]] = {}
-        """Workers as clients hear of them, by delivery; empty after each change."""
+        """The lists of workers for clients, by delivery; emptied by each change."""
 
     def __len__(self) -> int:
         return len(self._members)
 
     @property
     def interval(self) -> float:
-        """Seconds until a worker is to speak again."""
+        """Seconds until a worker should call again."""
         return interval_of(len(self._members))
 
     def hear(self, about: dict[str, Any], now: float) -> int:
-        """A worker is there; its seat: the one that it has, unless another one has it."""
+        """Note that a worker is there; returns its seat: the one that it has, unless another worker
+        has that."""
         who, address = about.get("id"), about.get("address")
         if not (isinstance(who, str) and 0 < len(who) <= 64 and _is_address(address)):
             raise DataError("a heartbeat says neither who it is nor where.")
@@ -99,7 +101,8 @@ class Members:
         return known.seat
 
     def believe(self, workers: Any, delivery: str, now: float) -> None:
-        """A client says which workers it has: news to a coordinator that has just begun."""
+        """Note the workers that a client says it has: a coordinator that has just started does not
+        know them."""
         if now > self._began + SILENCE * INTERVAL or not isinstance(workers, list):
             return
         taken = {member.seat for member in self._members.values()}
@@ -116,7 +119,7 @@ class Members:
                 known.until = now + SILENCE * MOST_INTERVAL
 
     def forget(self, now: float) -> None:
-        """Those that were silent for too long are gone, and their seats free."""
+        """Remove workers that have been silent for too long, which frees their seats."""
         if now < self._forgot + INTERVAL / 4:
             return
         self._forgot = now
@@ -124,7 +127,7 @@ class Members:
             self.drop(address)
 
     def drop(self, address: str) -> None:
-        """A worker is gone."""
+        """Remove a worker."""
         if self._members.pop(address, None) is not None:
             self._chosen.clear()
 
@@ -134,9 +137,10 @@ class Members:
         return [{**member.about, "seat": member.seat} for member in members]
 
     def chosen(self, delivery: str, rank: int, most: int) -> list[dict[str, Any]]:
-        """The workers that a rank asks: of its delivery, others than its neighbours ask.
+        """The workers that a rank should ask: of its delivery, and other ones than its neighbours
+        ask.
 
-        Where all that are there make other batches, it has those: one refuses, by digest.
+        If all present workers make other batches, it gets these: a worker refuses by digest.
         """
         able = self._able(delivery) or self._able("")
         if not able:
@@ -175,7 +179,7 @@ class Coordinator(Server):
         credentials.check(host)
         self.members = Members(time.monotonic())
         self.scaling: Scaling | None = None
-        """Who says how many workers there should be, if anybody does."""
+        """What says how many workers there should be, if anything does."""
         self._started: set[str] = set()
         self._clients: dict[str, tuple[float, dict[str, Any]]] = {}
         self._lock = threading.Lock()
@@ -200,7 +204,7 @@ class Coordinator(Server):
             raise flight_error(error) from None
 
     def known(self) -> dict[str, Any]:
-        """Workers and clients, as they describe themselves, and scaling: what its page shows."""
+        """Workers and clients, as they describe themselves, and scaling, for its page."""
         scaling = {} if self.scaling is None else {"scaling": self.scaling.about()}
         clients = self.clients()
         with self._lock:
@@ -208,13 +212,13 @@ class Coordinator(Server):
             return {"workers": self.members.there(), "clients": clients, **scaling}
 
     def clients(self) -> list[dict[str, Any]]:
-        """Those that ask, as they describe themselves."""
+        """The clients, as they describe themselves."""
         with self._lock:
             self._forget_clients(time.monotonic())
             return [client for _, client in self._clients.values()]
 
     def has_started(self, there: dict[int, str]) -> None:
-        """Its own workers, by seat: those that ended are gone at once."""
+        """Note the processes of its own workers, by seat: those that ended are removed at once."""
         with self._lock:
             for address in self._started - {*there.values()}:
                 self.members.drop(address)
@@ -227,7 +231,7 @@ class Coordinator(Server):
         if not (isinstance(rank, int) and isinstance(most, int) and min(rank, most) >= 0):
             raise DataError("a client says neither which rank it is nor how many workers it asks.")
         self.members.believe(client.get("workers"), delivery, now)
-        # It describes itself, too; nothing depends on that.
+        # A client also describes itself; nothing depends on that.
         if isinstance(who, str) and 0 < len(who) <= 64:
             if who not in self._clients:
                 self._forget_clients(now)
@@ -241,12 +245,12 @@ class Coordinator(Server):
         self._clients = {who: one for who, one in self._clients.items() if one[0] >= since}
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        """The actions that may be asked for."""
+        """The actions that may be requested."""
         return [("heartbeat", "A worker is there."), ("workers", "Who is there.")]
 
 
 def _facts(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker or a client says of itself, as far as it is numbers and short texts."""
+    """What a worker or a client says of itself, reduced to numbers and short texts."""
     kept = {
         name: one
         for name, one in given.items()

@@ -1,4 +1,5 @@
-"""Those who call a coordinator: a worker says that it is there, and a rank asks who is."""
+"""Callers of a coordinator: a worker reports that it is there, and a rank asks which workers
+are."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ from recd_plugins.api import DataError, RecdError
 __all__ = ["join", "watch_members"]
 
 TROUBLES = (pa.ArrowException, flight.FlightError, OSError, RecdError)
-"""What a call may come to that says nothing of use."""
+"""The errors of a call that brought no useful answer."""
 
 
 class Joins(Protocol):
-    """A worker, or what says that one is there."""
+    """A worker, or whatever reports that one is there."""
 
     def about(self) -> Mapping[str, Any]:
-        """Its id, its address, and what it delivers: what a heartbeat carries."""
+        """The content of a heartbeat: its id, its address, and what it delivers."""
 
 
 def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
-    """Have a worker say for as long as it lives that it is there; and on standard error that nobody
-    hears it."""
+    """Make a worker report for as long as it lives that it is there; and write to standard error if
+    the coordinator does not hear it."""
     caller = Caller(coordinator, credentials)
 
     def speak() -> None:
@@ -61,7 +62,8 @@ def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
 def watch_members(
     fleet: Fleet, coordinator: str, credentials: Credentials, delivery: str, rank: int, most: int
 ) -> None:
-    """Keep a fleet to workers that a coordinator knows: of one registry, at most so many."""
+    """Keep a fleet up to date with the workers that a coordinator knows: of one registry, at most
+    this many."""
     caller = Caller(coordinator, credentials)
 
     def look() -> None:
@@ -81,7 +83,7 @@ def watch_members(
                     _say(f"reader: rank {rank} leaves out a worker that it is told of: {left_out}")
                     reported = left_out
             except (*TROUBLES, ValueError) as error:
-                pause = INTERVAL  # the list that we have stands
+                pause = INTERVAL  # the present list stays
                 if not fleet.remotes():
                     fleet.unknown = f"the coordinator at {coordinator}: {reason(error)}"
             time.sleep(pause)
@@ -90,7 +92,8 @@ def watch_members(
 
 
 def _pause(answer: Mapping[str, Any]) -> float:
-    """Seconds until a coordinator wants to be called again; `DataError` where it says none."""
+    """Seconds until a coordinator wants to be called again; raises `DataError` if it does not
+    say."""
     found = answer.get("interval")
     if not isinstance(found, int | float):
         raise DataError("its answer does not say when to call again; see which version it runs")
@@ -98,8 +101,8 @@ def _pause(answer: Mapping[str, Any]) -> float:
 
 
 def _callable(there: Any, credentials: Credentials) -> tuple[dict[int, str], str]:
-    """Those that this process can and may call, of the workers that a coordinator tells of, by
-    seat; and why another one is left out, or nothing."""
+    """The workers, by seat, that a coordinator names and this process can and may call; and why
+    another one is left out, or an empty text."""
     if not isinstance(there, list):
         raise DataError("its answer has no list of workers; see which version it runs")
     found, left_out = {}, ""

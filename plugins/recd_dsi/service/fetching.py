@@ -1,4 +1,5 @@
-"""An epoch's batches from workers: asked ahead, in bounded memory, elsewhere where one hangs."""
+"""Fetches an epoch's batches from workers: ahead, in bounded memory, and from another worker if one
+hangs."""
 
 from __future__ import annotations
 
@@ -25,36 +26,38 @@ __all__ = ["Fetching", "FetchingOptions", "NobodyAnswers"]
 LANES = 2
 """Calls to one worker at a time."""
 RUN, RUN_BYTES = 32, 16 << 20
-"""Batches that one call asks for at most, and how large they may be together, if they are more than
+"""The most batches that one call asks for, and how large they may be together if there is more than
 one."""
 TICK = 0.1
-"""Seconds between two looks at what is late."""
+"""Seconds between two checks for what is late."""
 MOST_AHEAD = 512
-"""Batches asked for ahead at most, however small."""
+"""The most batches that are requested ahead, however small they are."""
 TRIES = 2
-"""Workers that must say that a batch cannot be made, before it is believed; a second one that is
-away is waited for with patience."""
+"""How many workers must say that a batch cannot be made before that is believed; if the second one
+is away, the client waits for it."""
 
 
 class NobodyAnswers(Exception):
-    """No worker has answered for as long as a client is patient."""
+    """No worker has answered for as long as the client waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchingOptions:
-    """The options by which a client asks."""
+    """How a client asks workers."""
 
     prefetch_bytes: int = 64 << 20
-    """Batches that wait in the client, in bytes."""
+    """How many bytes of batches may wait in the client."""
     hedge: float = 1.0
-    """Seconds after which a batch that the trainer waits for is asked of another worker too."""
+    """Seconds after which a batch that the trainer waits for is also requested from another
+    worker."""
     deadline: float = 60.0
     """Seconds after which a call has failed."""
     patience: float = 5.0
     """Seconds without any worker after which `NobodyAnswers`."""
     pin_memory: bool = False
     shared_bytes: int = 64 << 20
-    """Memory through which each worker of this machine may hand batches over; 0: over the wire."""
+    """Shared memory through which each worker on this machine may hand over batches; with 0 they
+    come over the wire."""
 
 
 class Fetching:
@@ -78,33 +81,33 @@ class Fetching:
         self._client = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        """The batch that the trainer waits for is there, or will not be."""
+        """Notified when the batch that the trainer waits for is there, or will not come."""
         self._room = threading.Condition(self._lock)
-        """There may be something to ask for."""
+        """Notified when there may be something to request."""
         self._next = first
         """The position of the batch that the trainer takes next."""
         self._ready: dict[int, Batch] = {}
         self._bytes: dict[int, int] = {}
         self._begun: dict[int, int] = {}
-        """By turn, the first position of it that was never asked for."""
+        """By turn, its first position that was never requested."""
         self._again: set[int] = set()
-        """Positions that were asked for, and must be again."""
+        """Positions that were requested and must be requested again."""
         self._asked: dict[int, dict[Remote, float]] = {}
-        """By position, who was asked for it, and when."""
+        """By position, which workers were asked for it, and when."""
         self._errors: dict[int, dict[str, RecdError]] = {}
         """By position, what workers answered on purpose."""
         self._refused: dict[Remote, Refused] = {}
-        """Workers that make other batches: none is asked again in this epoch."""
+        """Workers that make other batches: they are not asked again in this epoch."""
         self._lanes: dict[Remote, int] = {}
         self._apart: set[str] = set()
-        """Workers with whom this process shares no memory."""
+        """Workers with which this process shares no memory."""
         self._over: set[int] = set()
-        """Positions that were written over before they were read: they come over the wire."""
+        """Positions that were overwritten before they were read: they come over the wire."""
         self._recent: deque[int] = deque([1 << 20], maxlen=16)
         """Bytes of the latest batches."""
         self._closed = False
         self._alone_since = 0.0
-        """When there was somebody to ask."""
+        """When there last was a worker to ask."""
         self.stalled = 0.0
         """Seconds in which the trainer waited."""
         threading.Thread(target=self._watch, daemon=True, name="recd-watch").start()
@@ -116,13 +119,13 @@ class Fetching:
 
     @property
     def filled(self) -> float:
-        """The share of what may wait here that does; all of it where nothing more is wanted."""
+        """How full the space for waiting batches is, as a share; 1 if nothing more is wanted."""
         with self._lock:
             most = min(self._depth, self._length - self._next)
             return 1.0 if self._closed or most <= 0 else len(self._ready) / most
 
     def get(self) -> Batch:
-        """The next batch; `NobodyAnswers`, or what is wrong with it."""
+        """The next batch; raises `NobodyAnswers`, or the error of the batch."""
         began = time.monotonic()
         position = self._next
         with self._lock:
@@ -142,8 +145,8 @@ class Fetching:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[threading.Event]:
-        """Ask workers that have not refused, beside a trainer that reads by itself, which a worker
-        that hangs would keep for `PING`; the event is set once one answers."""
+        """Ask workers that have not refused, in a thread, while the trainer reads by itself,
+        because a worker that hangs would block it for `PING`; the event is set once one answers."""
         heard, ended = threading.Event(), threading.Event()
 
         def ask() -> None:
@@ -161,7 +164,7 @@ class Fetching:
             ended.set()
 
     def close(self) -> None:
-        """Ask for nothing any more."""
+        """Request nothing more."""
         with self._lock:
             self._closed = True
             self._ready.clear()
@@ -180,14 +183,15 @@ class Fetching:
             for remote in remotes
             if remote not in self._refused and remote.address not in answers
         ]
-        # One that hangs is up again after each pause, but has not answered since it failed.
+        # A worker that hangs counts as up again after each pause, but has not answered since it
+        # failed.
         if any(remote.up and not remote.failures for remote in others):
             self._alone_since = time.monotonic()
         elif time.monotonic() - max(began, self._alone_since) > self._options.patience:
             raise next(iter(answers.values()), NobodyAnswers())
 
     def _watch(self) -> None:
-        """Open lanes to workers that came, and find out who hangs or is gone."""
+        """Open lanes to new workers, and find those that hang or are gone."""
         while True:
             with self._lock:
                 if self._closed:
@@ -199,7 +203,7 @@ class Fetching:
             for remote in late:
                 if not remote.answers():
                     self._forget(remote)
-            for remote in gone:  # another may be at its address, while calls to it hang
+            for remote in gone:  # its address may have another worker by now
                 self._forget(remote)
             time.sleep(TICK)
 
@@ -212,7 +216,7 @@ class Fetching:
                 ).start()
 
     def _late(self, there: Sequence[Remote]) -> list[Remote]:
-        """Workers of whom something is wanted for longer than `hedge`."""
+        """Workers from which something has been wanted for longer than `hedge`."""
         since = time.monotonic() - self._options.hedge
         late = {
             remote
@@ -223,14 +227,14 @@ class Fetching:
         return [remote for remote in there if remote in late and remote.up]
 
     def _forget(self, remote: Remote) -> None:
-        """Whatever was asked of a worker that hangs, or is gone, is asked of others."""
+        """Request from others what was requested from a worker that hangs or is gone."""
         with self._lock:
             self._not_asked([*self._asked], remote)
-            # Its lanes may hang until their deadline: others are opened once it is back.
+            # Its lanes may hang until their deadline: new ones are opened once it is back.
             self._lanes.pop(remote, None)
 
     def _not_asked(self, positions: Iterable[int], remote: Remote) -> None:
-        """Batches that nobody else was asked for are asked for again."""
+        """Batches that were requested from no other worker are requested again."""
         for position in positions:
             asked = self._asked.get(position, {})
             if asked.pop(remote, None) is not None and not asked:
@@ -266,25 +270,25 @@ class Fetching:
                     position += len(found)
                     if self._closed or position == run.stop:
                         return
-            remote.failed("it ended amid an answer")
+            remote.failed("it ended in the middle of an answer")
         except WrittenOver:
             with self._lock:
                 self._over.update(range(position, run.stop))
         except NotShared:
             self._apart.add(remote.address)
-        except RecdError as found:  # damaged on its way: ask another
+        except RecdError as found:  # damaged on its way: ask another worker
             error = found
         except (pa.ArrowException, flight.FlightError, OSError) as found:
             error = answered(found)
             if error is None:
                 remote.failed(reason(found))
-        except Exception as found:  # nobody else would hear of it
+        except Exception as found:  # otherwise the error would be lost
             kind = type(found).__name__
             error = PluginError(f"a batch of {remote.address} raised {kind}: {found}.")
         self._failed(range(position, run.stop), remote, error)
 
     def _take(self, remote: Remote) -> range | None:
-        """The next positions that are this worker's to make; None once there are none."""
+        """The next positions that this worker is to make; None once there are none."""
         with self._lock:
             while True:
                 gone = all(other is not remote for other in self._fleet.remotes())
@@ -311,7 +315,7 @@ class Fetching:
                 return range(position, position + 1)
         asked = self._asked.get(self._next, {})
         if len(asked) == 1 and remote not in asked:
-            # A straggler, for which the trainer waits: whoever is first.
+            # A straggler that the trainer waits for: any worker may make it.
             tried = remote.address in self._errors.get(self._next, {})
             if not tried and time.monotonic() - min(asked.values()) > 2 * self._options.hedge:
                 return range(self._next, self._next + 1)
@@ -322,7 +326,7 @@ class Fetching:
                 break
             first = max(self._begun.get(turn, first), self._next)
             last = min(first + most, stop, limit)
-            # Rather few long runs than many short ones.
+            # Few long runs are better than many short ones.
             enough = last - first == most or last == stop or first == self._next
             if first < last and enough and self._of_turn(turn) is remote:
                 self._begun[turn] = last
@@ -338,13 +342,13 @@ class Fetching:
 
     @property
     def _depth(self) -> int:
-        """The number of batches that are asked for ahead."""
+        """The number of batches that are requested ahead."""
         return max(2, min(MOST_AHEAD, self._options.prefetch_bytes // self._mean))
 
     @property
     def _is_comfortable(self) -> bool:
-        """Whether so many small batches wait that the trainer wakes nobody, for lanes look again by
-        themselves (`TICK`) soon enough."""
+        """Whether enough small batches wait that the trainer need not wake lanes, because they look
+        again by themselves (`TICK`) soon enough."""
         return self._run == RUN and 2 * len(self._ready) >= self._depth
 
     @property
@@ -357,7 +361,7 @@ class Fetching:
     def _request(self, run: range, remote: Remote) -> Request:
         turn = self._turns.turn(run.start)
         first, stop = self._ranges[turn]
-        with self._lock:  # what another lane asks for comes before it, whoever is heard first
+        with self._lock:  # what another lane requests comes before it, whichever is heard first
             asked = [
                 at
                 for at, workers in self._asked.items()
@@ -381,7 +385,7 @@ class Fetching:
         )
 
     def _deliver(self, run: range, found: Sequence[tuple[Batch, int]], remote: Remote) -> None:
-        """The first ones of a run are there, the others are waited for from now on."""
+        """The first batches of a run are there; the others are waited for from now on."""
         if self._options.pin_memory:
             found = [(batch.pin_memory(), size) for batch, size in found]
         with self._lock:
@@ -402,7 +406,8 @@ class Fetching:
                 self._arrived.notify()
 
     def _failed(self, run: range, remote: Remote, error: RecdError | None) -> None:
-        """The first of a run was not answered, or with an error, and the others not at all."""
+        """The first batch of a run was not answered, or with an error, and the others not at
+        all."""
         with self._lock:
             if isinstance(error, Refused):
                 self._refused[remote] = error

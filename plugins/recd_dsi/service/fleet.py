@@ -1,4 +1,4 @@
-"""The workers that a client knows: which of them answer, and which turn is whose."""
+"""The workers that a client knows: which of them answer, and which turns each has."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Backend", "Fleet", "Remote"]
 BACK_OFF = (0.1, 2.0)
 """Seconds until a worker that failed is tried again: at first, and at most."""
 PING = 1.0
-"""Seconds in which a worker that is there answers, however busy."""
+"""Seconds within which a worker answers if it is there, however busy."""
 
 
 class Backend(Protocol):
-    """Who starts workers, and starts them again where they end."""
+    """Starts workers, and starts them again if they end."""
 
     @property
     def pids(self) -> list[int | None]:
@@ -32,11 +32,11 @@ class Backend(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return once a worker serves; an error if none can."""
+        """Return once a worker serves; raises an error if none can."""
         ...
 
     def resize(self, workers: int) -> None:
-        """Have so many from now on."""
+        """Run this many workers from now on."""
         ...
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Remote:
         self.failures = 0
         self.down_until = 0.0
         self.trouble = ""
-        """Why its latest call failed."""
+        """Why the latest call to it failed."""
 
     @property
     def up(self) -> bool:
@@ -70,16 +70,16 @@ class Remote:
         return time.monotonic() >= self.down_until
 
     def failed(self, why: str = "") -> None:
-        """It did not answer: leave it alone for a while."""
+        """Note that it did not answer: it is left alone for a while."""
         self.trouble = why
         first, most = BACK_OFF
         self.down_until = time.monotonic() + min(most, first * 2**self.failures)
         self.failures = min(self.failures + 1, 16)
 
     def answers(self) -> bool:
-        """Whether it says anything; if so, it is up.
+        """Whether it answers at all; if so, it counts as up.
 
-        If not, its connection may be half open, which gRPC would not notice: there is another.
+        If not, its connection may be half open, which gRPC would not notice: a new one is made.
         """
         try:
             self.caller.act("ping", {}, PING)
@@ -99,10 +99,10 @@ class Fleet:
     """Workers by seat; a seat keeps its turns while workers come and go in it."""
 
     def __init__(self, credentials: Credentials, seats: int) -> None:
-        """`seats`: how many workers there are when all are there."""
+        """`seats` is how many workers there are when all are there."""
         self._credentials, self.seats = credentials, seats
         self.scaler: Scaler | None = None
-        """Who says how many that is, if anybody does."""
+        """What says how many that is, if anything does."""
         self.closed = False
         self.id = uuid.uuid4().hex[:12]
         self.readers: WeakSet[CountedLoader] = WeakSet()
@@ -110,18 +110,18 @@ class Fleet:
         self._lock = threading.Lock()
         self._remotes: dict[int, Remote] = {}
         self.backend: Backend | None = None
-        """Who started them, if this process did."""
+        """What started them, if this process did."""
         self.unknown = ""
-        """Why nobody says who they are, where a coordinator should."""
+        """Why the workers are unknown, if a coordinator should name them."""
 
     @property
     def trouble(self) -> str:
-        """Why nobody can be asked, as far as it is known."""
+        """Why no worker can be asked, as far as that is known."""
         each = (f"{one.address}: {one.trouble}" for one in self.remotes() if one.trouble)
         return self.unknown or next(each, "")
 
     def now(self, addresses: Mapping[int, str]) -> None:
-        """Who is there by now, by seat."""
+        """Set which workers are there now, by seat."""
         with self._lock:
             for seat in [*self._remotes.keys() - addresses.keys()]:
                 self._drop(seat)
@@ -137,10 +137,10 @@ class Fleet:
             return [self._remotes[seat] for seat in sorted(self._remotes)]
 
     def of_turn(self, turn: int, refused: Collection[Remote] = ()) -> Remote | None:
-        """The worker whose turn it is: round robin over seats, or over those that are up, where one
-        is not; never one that has refused."""
+        """The worker whose turn it is: round robin over seats, or over those that are up if one is
+        not; never one that has refused. None if there is none."""
         remotes = [remote for remote in self.remotes() if remote not in refused]
-        # In the order of their seats, so that all clients have a turn made by the same worker.
+        # In the order of seats, so that all clients have a turn made by the same worker.
         first = next((one for one in remotes if one.seat % self.seats == turn % self.seats), None)
         if first is not None and first.up:
             return first
@@ -148,7 +148,7 @@ class Fleet:
         return up[turn % len(up)] if up else None
 
     def about(self) -> dict[str, Any]:
-        """This client and what its loaders have done, together; how full the emptiest one is."""
+        """This client, what its loaders have done together, and how full the emptiest one is."""
         counts: Counter[str] = Counter()
         filled = 1.0
         for reader in [*self.readers]:
@@ -158,13 +158,13 @@ class Fleet:
         return {"id": self.id, **counts, **({"filled": filled} if self.readers else {})}
 
     def resize(self, workers: int) -> None:
-        """Have so many workers from now on, of those that this process starts."""
+        """Run this many workers from now on, if this process starts them."""
         self.seats = workers
         if self.backend is not None:
             self.backend.resize(workers)
 
     def close(self) -> None:
-        """Call nobody any more, and end those that this process started."""
+        """Make no more calls, and end the workers that this process started."""
         self.closed = True
         if self.scaler is not None:
             self.scaler.close()

@@ -1,4 +1,4 @@
-"""Columns that some files of a table lack: features that came later, or that went."""
+"""Columns that some files of a table lack: features that were added later, or removed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["AbsentColumns", "with_absent"]
 
 
 class AbsentColumns:
-    """The columns of the files that may be absent, and what they are where they are there."""
+    """The columns that may be absent from a file, and their types in the files that have them."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = tuple(patterns)
         self._lacked: dict[str, list[int]] = {}
         self._files = 0
         self.types: dict[str, pa.DataType] = {}
-        """The type in another file of columns that one lacks."""
+        """The type of each column that some file lacks, as another file has it."""
 
     def completed(self, arrow: pa.Schema, schema: Schema | ForeignSchema) -> pa.Schema:
-        """A file's columns with those that it may lack, and does, as `schema` would have them."""
+        """A file's columns, and those that it lacks and may lack, with the types that `schema`
+        needs."""
         if not self._patterns:
             return arrow
         whole = schema if isinstance(schema, Schema) else schema.conformed
@@ -48,14 +49,15 @@ class AbsentColumns:
                 self.types[name] = arrow.field(name).type
             else:
                 self._lacked.setdefault(name, []).append(self._files)
-                # Of a foreign file its rows are nulls, which are of any type.
+                # In a foreign file the rows become nulls, which fit any type.
                 foreign = isinstance(schema, ForeignSchema)
                 kind = pa.null() if foreign else own.field(name).type
                 arrow = arrow.append(pa.field(name, self.types.get(name, kind)))
         return arrow
 
     def check(self, table: Location) -> None:
-        """`DataError` for a column that all files lack; those that none lacks are forgotten."""
+        """Raises `DataError` for a column that all files lack, and forgets the columns that none
+        lacks."""
         for name, lacked in self._lacked.items():
             if len(lacked) == self._files:
                 raise DataError(
@@ -69,7 +71,7 @@ class AbsentColumns:
 def with_absent(
     rows: pa.Table, columns: Sequence[str], types: Mapping[str, pa.DataType], *, empty: bool
 ) -> pa.Table:
-    """The rows with those of `columns` that they lack: empty lists and zeros, or nulls."""
+    """The rows, with the `columns` that they lack added: empty lists and zeros, or nulls."""
     for name in columns:
         if name in types and name not in rows.column_names:
             made = _empty(types[name], rows.num_rows) if empty else None

@@ -28,14 +28,15 @@ class Batch(Pipelineable):
     features: KeyedJaggedTensor
     """The sparse features that are not deduplicated, B rows each."""
     labels: Tensor
-    """[B] float32; [B, T] of T labels. What a sample lacks is not a number."""
+    """[B] float32; [B, T] if there are T labels. A label that a sample lacks is NaN."""
     weights: Tensor
     """[B] float32: what each sample counts in loss and metrics; 0 marks a padding row."""
     dedup: Any = None
     """The deduplicated features: what the `dedup` slot's converter made of them."""
     hot_under: str | None = None
-    """The version of the tier plan under which all ids of this step's batches, of every rank,
-    are replicated; none: a normal batch. Its KJTs carry it as a mark (`sparse.keyed`)."""
+    """The version of the tier plan under which all ids of this step's batches, on every rank, are
+    replicated; None for a normal batch. The KJTs of a hot batch carry it as a mark
+    (`sparse.keyed`)."""
 
     def __post_init__(self) -> None:
         self.features = marked(self.features, self.hot_under)
@@ -46,7 +47,7 @@ class Batch(Pipelineable):
 
     @property
     def hot(self) -> bool:
-        """Whether all ids of this step's batches, of every rank, are replicated."""
+        """Whether all ids of this step's batches, on every rank, are replicated."""
         return self.hot_under is not None
 
     @cached_property
@@ -74,7 +75,7 @@ class Batch(Pipelineable):
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
-        # A partial IKJT is converted for `sparse`, which then has tensors of its own.
+        # For `sparse` a partial IKJT is converted, so the result has tensors of its own.
         sparse = vars(self).get("sparse")
         for part in (self.dense, self.features, self.labels, self.weights, self.dedup, sparse):
             if part is not None:
@@ -83,7 +84,7 @@ class Batch(Pipelineable):
     def pin_memory(self) -> Batch:
         return Batch(
             dense=self.dense.pin_memory(),
-            # What is counted here, the processor need not ask a device for.
+            # Counted here, so that the CPU need not ask a device for it.
             features=self.features.sync().pin_memory(),
             labels=self.labels.pin_memory(),
             weights=self.weights.pin_memory(),

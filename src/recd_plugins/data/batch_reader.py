@@ -1,10 +1,11 @@
-"""A consumer's batches: the stripes of a window are decoded, gathered in order, cut and joined.
+"""A consumer's batches: each window's stripes are decoded, put in order, cut and joined.
 
-Memory holds, per stream of the consumer, the window in use and those that are loaded behind it, one
-for each thread that loads; one of these twice while it is gathered (decoded, and in its order).
-Allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id, 4 a length or
-float; of the features that a `dedup` converter takes, each different row once. As decoded, ids have
-4 bytes where the files have so, and where all that the converter takes have so, in its rows, too.
+For each stream of the consumer, memory holds the window in use and the windows loaded ahead, one
+per loading thread. One of these is held twice while it is gathered: as decoded, and in order.
+Allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id and 4 bytes a
+length or float; the features that a `dedup` converter takes hold each different row once. Decoded
+ids have 4 bytes where the files have 4, and so have the converter's rows if all features that it
+takes have 4.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from recd_plugins.storage.uri import Location
 __all__ = ["BatchReader", "StripeReader", "key_column"]
 
 GENTLY = 5
-"""How much less urgent threads are that load gently, as `nice` counts: they have a third of a
-processor that another thread wants, too."""
+"""The `nice` value added to threads that load gently: they get a third of a processor that another
+thread wants, too."""
 
 I64 = npt.NDArray[np.int64]
 
@@ -66,11 +67,11 @@ class WindowPart:
     unjoined: Picked
     """The features that do not, their rows in a pool."""
     beside: Mapping[str, Tensor]
-    """The columns that were asked for beside the features, [b] int64 each."""
+    """The columns requested in addition to the features, [b] int64 each."""
 
 
 Decoded = tuple[list[DecodedRows], ReadSeconds]
-"""The pieces of a window, and the seconds that they took."""
+"""The pieces of a window, and the seconds that decoding them took."""
 Loaded = tuple[list[WindowPart], Mapping[str, float]]
 """The parts of a window, and the seconds that they took."""
 
@@ -92,15 +93,15 @@ class BatchReader:
         left_out: Collection[int] = (),
         tries: int = 1,
     ) -> None:
-        """Features `unjoined` come as columns beside the batches, not in them.
+        """The features `unjoined` come as columns beside the batches, not in them.
 
-        With them come those of `ASKABLE` that `beside` names, each from a column of the table.
-        `prefetch` threads load as many of each stream's next windows while one is used; of two, one
-        gathers a window while the other decodes the next. `gently` they give way to who makes
-        batches: none loads another window before the first is there, and the system takes them for
-        less urgent where it ranks threads (Linux). `threads`: as many as Arrow has decode,
-        and copy the features of a window. Rows of the stripes `left_out` are empty, and weigh 0;
-        others are tried so many times.
+        `beside` names those of `ASKABLE` that come with them, each from a column of the table.
+        `prefetch` threads load that many of each stream's next windows while one is used; of two
+        threads, one gathers a window while the other decodes the next. With `gently` they give way
+        to the thread that makes batches: none loads another window before the first is there, and
+        the system gives them less priority where it can (Linux). With `threads`, as many threads as
+        Arrow has decode a window and copy its features. Rows of the stripes `left_out` are empty
+        and have weight 0; other stripes are tried `tries` times.
         """
         names = table.schema.sparse_names
         self._features = [name for name in names if name not in unjoined]
@@ -117,15 +118,15 @@ class BatchReader:
             table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
         )
         self.seconds = ReadSeconds()
-        """The seconds that the windows took whose batches have begun."""
+        """The seconds spent on the windows from which a batch has been made so far."""
 
     def batches(
         self, epoch: int, first: int = 0, stop: int | None = None, then: Sequence[range] = ()
     ) -> Iterator[tuple[Batch, Columns]]:
-        """The epoch from batch `first` on, which begins as fast as from its start.
+        """The epoch from batch `first` on; starting there is as fast as starting at batch 0.
 
-        Up to `stop`; then no window is read that only later batches need. Behind those come the
-        batches of the ranges `then`, whose windows are loaded ahead as all others.
+        The epoch ends at `stop`, and no window is read that only later batches need. Then come the
+        batches of the ranges `then`, whose windows are loaded ahead like all others.
         """
         length = self._order.num_batches
         ranges = [range(first, length if stop is None else stop), *then]
@@ -137,7 +138,7 @@ class BatchReader:
         try:
             yield from self._batches(epoch, wanted, pools, each)
         finally:
-            # What is decoded no more, nobody waits for to gather it, and then to copy it.
+            # In this order, no thread waits for work that was cancelled.
             for pool in (*pools, copies):
                 pool.shutdown(cancel_futures=True)
 
@@ -179,7 +180,8 @@ class BatchReader:
             yield from self._given(ahead.popleft().result())
 
     def _windows(self, epoch: int, stream: int, wanted: range) -> Iterator[ReadWindow]:
-        """The windows of the stream's part of these batches, the last without what lies behind."""
+        """The windows of the stream's part of these batches, the last one cut off where they
+        end."""
         end = wanted.stop * self._order.rows_per_batch
         for window in self._order.windows(epoch, stream, wanted.start):
             if window.position >= end:
@@ -187,7 +189,7 @@ class BatchReader:
             yield window.until(end)
 
     def _given(self, loaded: Loaded) -> Iterator[WindowPart]:
-        """The parts, held no longer: a batch has the memory of its part."""
+        """The parts, each released once it is yielded: a batch uses the memory of its part."""
         parts, seconds = loaded
         self.seconds.add_all(seconds)
         parts.reverse()
@@ -195,12 +197,12 @@ class BatchReader:
             yield parts.pop()
 
     def _load(self, window: ReadWindow, pools: Sequence[Executor], each: Each) -> Future[Loaded]:
-        """The window, decoded by the first thread and gathered by the last."""
+        """The window: the first thread decodes it, the last one gathers it."""
         decoded = pools[0].submit(self._decode, window)
         return pools[-1].submit(lambda: self._gather(window, decoded.result(), each))
 
     def _decode(self, window: ReadWindow) -> Decoded:
-        """The window's rows as they lie in their stripes, and what that took."""
+        """The window's rows in the order of their stripes, and the seconds that took."""
         began, seconds = time.perf_counter(), ReadSeconds()
         pieces = [self._stripes.decode(piece) for piece in window.pieces]
         io = self._stripes.io_seconds()
@@ -209,7 +211,7 @@ class BatchReader:
         return pieces, seconds
 
     def _gather(self, window: ReadWindow, decoded: Decoded, each: Each) -> Loaded:
-        """The window's rows in order, cut at the borders of batches, and what that took."""
+        """The window's rows in order, cut at the borders of batches, and the seconds that took."""
         began = time.perf_counter()
         pieces, seconds = decoded
         runs = None
@@ -238,7 +240,7 @@ class BatchReader:
     def _asked(
         self, pieces: Sequence[DecodedRows], order: I64, sizes: Sequence[int]
     ) -> list[dict[str, Tensor]]:
-        """Each part's sessions and times, where they were asked for beside the features."""
+        """Each part's sessions and times, if they were requested in addition to the features."""
         columns = {
             name: take_blocks(
                 [_whole_numbers(piece.keys[key], key) for piece in pieces], order, sizes
@@ -273,9 +275,9 @@ def key_column(table: Table, name: str) -> str:
 
 
 def _give_way() -> None:
-    """Make this thread less urgent than its process."""
+    """Give this thread less priority than its process has."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # where a system forbids it, all are as urgent
+        with contextlib.suppress(OSError):  # where a system forbids it, all keep the same priority
             thread = threading.get_native_id()
             os.setpriority(
                 os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + GENTLY
@@ -287,7 +289,7 @@ def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:
     if not pa.types.is_integer(column.type) or column.null_count:
         raise DataError(
             f"column {name!r} has {so_many(column.null_count, 'null')} and type {column.type}, but "
-            "a converter takes whole numbers alone. Write the table again with such."
+            "a converter takes only whole numbers. Write the table again with these."
         )
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 
@@ -297,18 +299,19 @@ def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | HeldOnce 
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of all parts; of one part, its own memory."""
+    """The rows of all parts; a single part is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 PAUSE = 0.05
-"""Seconds: twice as many until a stripe is tried again, then four times."""
+"""Seconds: the first wait before a stripe is tried again is twice as long, the next one four
+times."""
 OPEN_FILES = 16
-"""Files that stay open, the last used: an epoch meets the stripes of a file in any order."""
+"""How many files, the last used ones, stay open: an epoch reads a file's stripes in any order."""
 
 
 class StripeReader:
-    """Decodes pieces of stripes, and checks what their footers do not hold.
+    """Decodes pieces of stripes, and checks what the footers do not show.
 
     Only the columns that a batch holds are read. A page that does not decode or whose
     checksum differs (tables of ours have checksums), nulls, and ids out of range (where
@@ -337,11 +340,11 @@ class StripeReader:
         ]
         self._file_columns = table.file_columns(self._columns)
         self._files: dict[Location, OpenedFile] = {}
-        self._kept = kept_stripes()  # of the thread that makes it: others may decode
+        self._kept = kept_stripes()  # belongs to the thread that made it: other threads may decode
         self._io = 0.0
 
     def decode(self, piece: Piece) -> DecodedRows:
-        """The rows; after so many tries, `DamagedStripe`."""
+        """The rows; `DamagedStripe` if no try succeeds."""
         if piece.stripe in self._left_out:
             return absent_rows(self._table.schema, piece.num_rows, self._keys)
         for tried in range(1, self._tries + 1):
@@ -352,7 +355,7 @@ class StripeReader:
                 if tried == self._tries:
                     raise DamagedStripe(str(error), piece.stripe) from error
                 time.sleep(PAUSE * 2**tried)
-        raise AssertionError("a stripe is tried once at least")
+        raise AssertionError("a stripe is tried at least once")
 
     def _decode(self, piece: Piece) -> DecodedRows:
         stripe = self._table.stripes[piece.stripe]
@@ -377,7 +380,7 @@ class StripeReader:
         return decoded
 
     def io_seconds(self) -> float:
-        """The seconds that reading bytes took since this was asked last."""
+        """The seconds spent reading bytes since the last call."""
         found, self._io = self._io, 0.0
         return found
 
@@ -391,13 +394,13 @@ class StripeReader:
         return file
 
     def _forget(self, path: Location) -> None:
-        """A file that is tried again is opened anew."""
+        """Close the file, so that the next try opens it again."""
         file = self._files.pop(path, None)
         if file is not None:
             file.close()
 
     def _check_ids(self, stripe: Stripe, decoded: DecodedRows, known: Collection[str]) -> None:
-        """Check ids, which `Table.open` has done for the columns that have statistics."""
+        """Check the ids of columns without statistics; `Table.open` has checked the others."""
         for feature in self._table.schema.sparse:
             for part in () if feature.name in known else decoded.features[feature.name]:
                 low, high = part.values.aminmax() if len(part.values) else (0, 0)

@@ -1,7 +1,8 @@
-"""Coalesced reads of a file: what lies near is read in one request, several requests at a time.
+"""Coalesced reads of a file: chunks near each other are read in one request, and several requests
+run at a time.
 
-A request costs the same time as many bytes do, so a gap between two columns is read over where it
-is smaller than that. Arrow reads from what was fetched.
+A request takes as long as reading some number of bytes, so a gap between two columns that is
+smaller than that is read too. Arrow reads from what was fetched.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from recd_plugins.storage.uri import Location, Uri
 __all__ = ["FetchedFile", "coalesced_ios"]
 
 HOLE, MOST = 1 << 20, 16 << 20
-"""Bytes: 20 ms a request at 50 to 100 MB/s are as much as 1 to 2 MiB; an I/O has no more than the
-second, so that several go on at a time."""
+"""The largest gap that is read over, and the largest I/O, in bytes. 20 ms a request at 50 to 100
+MB/s are worth 1 to 2 MiB; the limit of an I/O lets several run at a time."""
 LOCAL_HOLE = 8 << 10
-"""The same of a file on disk, whose gaps are copied in vain."""
+"""The same for a file on disk, where reading a gap only costs a useless copy."""
 AT_ONCE = 16
-"""Requests that go on at a time, of a process."""
+"""Requests that a process runs at a time."""
 
 
 class FetchedFile(io.RawIOBase):
-    """A file that answers from the spans that `fetch` brought, and else asks for what it is."""
+    """A file that reads from the spans that `fetch` brought, and anything else from the file behind
+    it."""
 
     def __init__(self, file: Location, source: Any) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class FetchedFile(io.RawIOBase):
         self._spans: list[bytes] = []
 
     def fetch(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Bring spans of (first byte, size); those of before are given up."""
+        """Fetch spans of (first byte, size), and drop those fetched before."""
         ios = coalesced_ios(spans, hole=LOCAL_HOLE if self._uri is None else HOLE, most=MOST)
         self._starts, self._spans = [], []
         asked = map if self._uri is None else _requests(os.getpid()).map
@@ -96,8 +98,8 @@ class FetchedFile(io.RawIOBase):
 def coalesced_ios(
     spans: Iterable[tuple[int, int]], *, hole: int, most: int
 ) -> list[tuple[int, int]]:
-    """I/Os [first, end) for spans of (first byte, size): those within `hole` of each other are one,
-    as long as it has at most `most` bytes."""
+    """I/Os [first, end) for spans of (first byte, size): spans within `hole` of each other share
+    one, as long as it has at most `most` bytes."""
     ios: list[tuple[int, int]] = []
     for first, size in sorted(spans):
         end = first + size
@@ -110,5 +112,6 @@ def coalesced_ios(
 
 @lru_cache(maxsize=1)
 def _requests(process: int) -> ThreadPoolExecutor:
-    """The requests of this process: a fork has no thread of them."""
+    """The threads for this process's requests: a forked process has none of its parent's
+    threads."""
     return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="recd-requests")

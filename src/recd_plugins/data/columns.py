@@ -27,7 +27,7 @@ class Columns(ABC):
     """Some sparse features of B samples, wherever their ids lie."""
 
     def __init__(self, beside: Mapping[str, Tensor] | None = None) -> None:
-        """`beside`: each of `ASKABLE` that was asked for, [B] int64."""
+        """`beside` has each of `ASKABLE` that was requested, [B] int64."""
         self._beside = beside or {}
 
     @property
@@ -43,8 +43,8 @@ class Columns(ABC):
     def _asked(self, name: str) -> Tensor:
         if name not in self._beside:
             raise PluginError(
-                f"dedup: the columns have no {name}, which nobody asked for. Give the converter an "
-                f"attribute `asks = ({name!r},)`."
+                f"dedup: the columns have no {name}, because nobody asked for it. Give the "
+                f"converter an attribute `asks = ({name!r},)`."
             )
         return self._beside[name]
 
@@ -55,7 +55,7 @@ class Columns(ABC):
 
     @abstractmethod
     def to_kjt(self) -> KeyedJaggedTensor:
-        """All B samples of them all: each id is copied, however often it repeats."""
+        """All B samples of all features: each id is copied, however often it repeats."""
 
     @abstractmethod
     def to_ikjt(self, groups: Sequence[Sequence[str]]) -> InverseKeyedJaggedTensor:
@@ -87,7 +87,7 @@ class JoinedColumns(Columns):
 
 
 class PooledColumns(Columns):
-    """Rows in pools, where equal ones are one already: no id is compared again."""
+    """Rows in pools, which already hold equal rows once: no id is compared again."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PooledColumns(Columns):
         parts: Sequence[Picked],
         beside: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """The B samples lie in several windows, it may be: in parts, each with its pool."""
+        """The B samples may lie in several windows: they come in parts, each with its pool."""
         super().__init__(beside)
         self._keys = list(keys)
         self._parts = parts

@@ -1,5 +1,5 @@
-"""The conversion of a trainer's own batches: of a KJT, of batches as they are made, or as a loader
-yields them."""
+"""The conversion of a trainer's own batches: of a KJT, of batches when they are made, or of those
+that a loader yields."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Conversion", "ConvertedLoader", "Converting", "check_own"]
 
 SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
-"""Types of ids that a TorchRec table takes, and no kernel that gathers unique rows."""
+"""Types of ids that a TorchRec table takes but no kernel that gathers unique rows does."""
 
 
 class Conversion:
-    """The KJT of a trainer's own batch to what an adapted model takes in its place.
+    """Converts the KJT of a trainer's own batch to what an adapted model takes in its place.
 
     That is `SparseFeatures` where features are deduplicated, else a KJT. Every worker of a loader
-    may have a copy of it, pickled or forked: it holds the converter and the transforms alone.
+    may have a copy of this object, pickled or forked: it holds only the converter and the
+    transforms.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class Conversion:
         self._dedup, self._who = dedup, who
         self._by_keys: dict[tuple[str, ...], BatchTransform] = {}
         self._order: dict[tuple[str, ...], tuple[str, ...]] = {}
-        """By a batch's keys, those that come out, in their order where nothing is deduplicated."""
+        """The keys that come out, by a batch's keys; in order where nothing is deduplicated."""
 
     @outside_of_graphs
     def __call__(
         self, features: KeyedJaggedTensor | SparseFeatures
     ) -> KeyedJaggedTensor | SparseFeatures:
-        """All samples' features, each id as it was; what is converted already stays."""
+        """The features of all samples, with unchanged ids; what is already converted is returned as
+        it is."""
         if isinstance(features, SparseFeatures):
             return features
         if not isinstance(features, KeyedJaggedTensor):
@@ -65,7 +67,7 @@ class Conversion:
             raise DataError(
                 "convert: the keys of this KeyedJaggedTensor differ in batch size (variable "
                 "stride, VBE), so that no sample has a row under every key. Convert the features "
-                "before they become such a one, or take `dedup` and `preprocess` out of "
+                "before they get different batch sizes, or take `dedup` and `preprocess` out of "
                 "registry.yaml."
             )
         if self._dedup is not None and features.values().dtype in SMALL:
@@ -89,7 +91,7 @@ class Conversion:
         steps = steps_of(self._transforms, schema_of_keys(keys)) if self._transforms else []
         groups, order = getattr(self._dedup, "groups", ()), tuple(keys)
         for step in steps:
-            groups = step.groups(groups)  # it refuses what unique samples do not allow
+            groups = step.groups(groups)  # it refuses what cannot be done on unique samples
             if step.changes_keys:
                 taken = tuple(name for name in order if name in step.takes)
                 order = (*(name for name in order if name not in taken), *step.names(taken))
@@ -98,7 +100,7 @@ class Conversion:
 
 
 def _check_each_once(keys: Sequence[str]) -> None:
-    """`DataError` for a key that comes twice: what is converted is found by its key."""
+    """Raises `DataError` for a key that comes twice: converted features are found by their keys."""
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
         raise DataError(
@@ -110,8 +112,8 @@ def _check_each_once(keys: Sequence[str]) -> None:
 
 
 def check_own(transforms: Sequence[ChosenTransform]) -> None:
-    """`CapabilityError` for a transform of dense columns: of a batch of the trainer's own, its KJT
-    alone is converted."""
+    """Raises `CapabilityError` for a transform of dense columns: only the KJT of a trainer's own
+    batch is converted."""
     for one in transforms:
         if one.dense:
             raise CapabilityError(
@@ -144,11 +146,11 @@ class Converting:
 
 
 class ConvertedLoader(WrappedLoader):
-    """A loader whose batches are converted; all else is its own."""
+    """A loader whose batches are converted; everything else is the wrapped loader's."""
 
     def __init__(self, loader: Iterable[Any], convert: Callable[[Any], Any]) -> None:
-        # Frameworks ask by protocols whether a loader has a state, which see, since Python 3.12,
-        # what an object itself has.
+        # Frameworks use protocols to ask whether a loader has a state. Since Python 3.12 these see
+        # only the attributes of the object itself.
         states = (name for name in ("state_dict", "load_state_dict") if hasattr(loader, name))
         self.__dict__.update({name: getattr(loader, name) for name in states})
         self._loader, self._convert = loader, convert

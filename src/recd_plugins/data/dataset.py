@@ -1,4 +1,4 @@
-"""The thing that the `dataset` slot builds: rows under a schema, in two splits."""
+"""What the `dataset` slot builds: rows with a schema, in two splits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from recd_plugins.errors import PluginError, RecdError
 __all__ = ["SPLITS", "Dataset", "Split", "Tables"]
 
 Split = Literal["train", "test"]
-"""The part of a dataset that is trained on, or that is held out."""
+"""Which part of a dataset is meant: the one that is trained on, or the one that is held out."""
 SPLITS: tuple[Split, ...] = ("train", "test")
-"""Both splits, the one that is trained on first."""
+"""Both splits; the one that is trained on comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +41,22 @@ class Tables:
 
 
 class Dataset(ABC):
-    """Authors fill `schema` and `chunks`; the base writes them as tables, once."""
+    """Authors write `schema` and `chunks`; this base class writes the tables, once."""
 
     in_place: bool = False
-    """Whether the rows are tables already: then `prepare` opens them and writes nothing."""
+    """Whether the rows are already tables: then `prepare` opens them and writes nothing."""
 
     @property
     @abstractmethod
     def schema(self) -> Schema:
-        """The columns; may read the source (a vocabulary pass), so ask once."""
+        """The columns. This may read the source (a vocabulary pass), so call it once."""
 
     @abstractmethod
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         """The rows of a split, in order, in chunks that fit in memory."""
 
     def num_rows(self, split: Split) -> int | None:
-        """The number of rows of a split, where known beforehand; for progress."""
+        """The number of rows of a split for progress, or None if it is not known beforehand."""
         return None
 
     def fingerprint(self) -> str:
@@ -64,13 +64,13 @@ class Dataset(ABC):
         return ""
 
     def prepare(self, folder: Path, progress: Progress = silent) -> Tables:
-        """The splits as tables: under `folder`, or where they are already."""
+        """The splits as tables: written under `folder`, or where they already are."""
         return self.write(folder, progress)
 
     def write(self, folder: Path, progress: Progress = silent) -> Tables:
-        """The splits as tables under `folder`; those already there are taken as they are.
+        """The splits as tables under `folder`; tables that are already there are used as they are.
 
-        A user's error in the middle leaves nothing behind of tables that it began.
+        If a user's error interrupts it, nothing of an unfinished table is left.
         """
         began = not any((folder / split).exists() for split in SPLITS)
         try:
@@ -92,7 +92,7 @@ class Dataset(ABC):
 
 
 def _tables(dataset: Dataset, split: Split) -> Iterator[pa.Table]:
-    """The chunks of a split, each held to be a table."""
+    """The chunks of a split, each checked to be a table."""
     chunks: object = dataset.chunks(split)
     fix = "Yield tables, as `yield pa.table({...})`."
     _hold(dataset, "`chunks`", chunks, Iterable, fix)

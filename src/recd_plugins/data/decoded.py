@@ -1,4 +1,4 @@
-"""Rows of a schema as tensors, on the memory of their columns where these allow it."""
+"""Rows of a schema as tensors, which share the memory of their columns where possible."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class DecodedRows:
     weights: Tensor
     """[N] float32."""
     features: Mapping[str, Sequence[Jagged | HeldOnce | WeightedJagged]]
-    """Per sparse feature its rows, in parts; those of a scored one with weights."""
+    """The rows of each sparse feature, in parts; those of a scored feature with weights."""
     keys: Mapping[str, pa.ChunkedArray]
-    """[N] of each column of sessions or times that is asked for."""
+    """[N] for each requested column of sessions or times."""
 
 
 def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str]) -> DecodedRows:
-    """Rows instead of those of a stripe that is left out: without ids, of weight 0."""
+    """Rows in place of those of a stripe that is left out: without ids, with weight 0."""
 
     def none(feature: SparseFeature) -> Jagged | WeightedJagged:
         ids, lengths = torch.empty(0, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int32)
@@ -67,13 +67,13 @@ def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str]) -> DecodedRo
 
 
 def batch_of(rows: pa.Table, schema: Schema | ForeignSchema, where: str = "rows") -> Batch:
-    """The rows of a request as a model takes them: by the schema by which it was trained.
+    """The rows of a request as a model takes them, by the schema that it was trained with.
 
     Ids, times and floats become what they became in training, by the same vocabularies and hashes.
-    By the schema of a table rows are such as the table has: ids are rows of embedding tables
-    already, and the weights of scored ids have columns of their own. Rows need no labels, which are
-    then 0, nor sessions, times and weights. No row is left out: of a column that says `nulls:
-    drop`, a null is an error.
+    If the schema is a table's, the rows must be as in the table: ids are already rows of embedding
+    tables, and the weights of scored ids have columns of their own. Rows need no labels, sessions,
+    times or weights; missing labels are 0. No row is left out: a null in a column that says `nulls:
+    drop` is an error.
     """
     foreign = as_foreign(schema) if isinstance(schema, Schema) else schema.keeping_all
     whole = schema if isinstance(schema, Schema) else foreign.conformed
@@ -104,7 +104,7 @@ def batch_of(rows: pa.Table, schema: Schema | ForeignSchema, where: str = "rows"
 
 
 def _weights(rows: pa.Table, name: str, where: str) -> pa.ChunkedArray:
-    """The column with the weights of a scored feature, as a table has it."""
+    """The column with the weights of a scored feature, as in a table."""
     if name not in rows.column_names:
         raise DataError(
             f"{where}: has no column {name!r}, the weights of a scored feature. Add it."
@@ -115,7 +115,7 @@ def _weights(rows: pa.Table, name: str, where: str) -> pa.ChunkedArray:
 def decode_rows(
     rows: pa.Table, schema: Schema, where: str, keys: Sequence[str] = (), first_row: int = 0
 ) -> DecodedRows:
-    """The rows as tensors, each number finite where it has to be; `keys` stay columns.
+    """The rows as tensors, checked to be finite where they must be; `keys` stay columns.
 
     `where` and the number of the first row there are for errors.
     """
@@ -156,7 +156,7 @@ def _floats(
 def _jagged(
     rows: pa.Table, feature: SparseFeature, where: str
 ) -> Sequence[Jagged | HeldOnce | WeightedJagged]:
-    """The rows of a feature, in parts; of a scored one with their weights."""
+    """The rows of a feature, in parts; those of a scored feature with their weights."""
     name, weights_name = feature.name, feature.weights_name
     if not feature.scored:
         return held_chunks(rows[name], f"{where}: {name!r}")
@@ -182,8 +182,8 @@ def _jagged(
     return [WeightedJagged(*part, some) for part, some in zip(parts, cut, strict=True)]
 
 
-# torch's own cat would wake its threads. Those belong to the model, and to wait for them
-# costs more than they save: numpy copies on the thread that calls it.
+# torch.cat would wake torch's threads. They belong to the model, and waiting for them costs more
+# than they save; numpy copies on the calling thread.
 
 
 def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:

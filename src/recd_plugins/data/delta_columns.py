@@ -1,4 +1,4 @@
-"""Which columns of a Delta Lake table a file has, where the table knows them by other names than
+"""Which columns of a Delta Lake table a file has, if the table identifies them by names other than
 its own, or by numbers: `delta.columnMapping.mode`."""
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NUMBER, STORED = "delta.columnMapping.id", "delta.columnMapping.physicalName"
 def delta_names(
     schema: Mapping[str, Any], mode: str, table: Location, cure: str
 ) -> TableNames | None:
-    """The names of a table by its schema, as its log has it in JSON; None where files have them and
-    no reader goes by the order of fields, as of ids with weights."""
+    """The names of a table by its schema, which its log holds as JSON; None if the files have these
+    names and no reader depends on the order of fields, as readers of ids with weights do."""
     mode = mode.lower()
     if mode not in ("none", "name", "id"):
         raise DataError(
-            f"{table}: tells columns in a way that is not known here ({MAPPING_MODE} is {mode}). "
-            f"{cure}."
+            f"{table}: identifies columns in a way that is not known here ({MAPPING_MODE} is "
+            f"{mode}). {cure}."
         )
     try:
         columns = tuple(_column(one, mode) for one in schema["fields"])
@@ -71,7 +71,7 @@ def _parts(mode: str, **parts: Any) -> tuple[TableColumn, ...]:
 
 
 def _has_pairs(column: TableColumn) -> bool:
-    """Whether some list has elements of two fields, which may be an id and its weight."""
+    """Whether some list has elements of two fields, as an id and its weight would be."""
     if column.kind == "list" and len(column.within[0].within) == 2:
         return True
     return any(map(_has_pairs, column.within))

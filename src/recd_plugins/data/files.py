@@ -1,4 +1,5 @@
-"""The Parquet files of a table, by folders, names and globs, and what their folders say of them."""
+"""The Parquet files of a table, found by folders, names and globs, and what the names of their
+folders say of them."""
 
 from __future__ import annotations
 
@@ -46,11 +47,11 @@ SnapshotKind = Literal["delta", "iceberg", "spark", "hudi", "paimon", "lance"]
 """The programs that keep a log of a folder's files: Delta Lake, Iceberg, streams of Spark; and
 others, whose logs are not read."""
 UNFINISHED = "_unfinished"
-"""A file of a folder on a store that is being written: its last act is to take this away."""
+"""This file marks a folder on a store as unfinished; the writer removes it last."""
 SCHEMA_FILE = "schema.yaml"
-"""The file beside a table's files that has the schema that it was imported by."""
+"""The file beside a table's files with the schema that the table was imported by."""
 VOCABULARIES = "vocabularies"
-"""The folder beside a table's files that has the vocabularies of its features."""
+"""The folder beside a table's files with the vocabularies of its features."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -63,7 +64,7 @@ DUCKLAKE = re.compile(r"ducklake-[0-9a-f-]{36}(-delete)?\.parquet")
 
 @dataclass(frozen=True)
 class FileFacts:
-    """The facts of a table's file that are known before its rows are read."""
+    """What is known of a table's file before its rows are read."""
 
     size: int | None = None
     mtime_ns: int | None = None
@@ -72,19 +73,20 @@ class FileFacts:
     folders: Mapping[str, str] = field(default_factory=dict)
     """The `key=value` of its folders."""
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """Columns that have one value in all of its rows, which the file itself need not have."""
+    """Columns that have the same value in all of its rows; the file itself need not have them."""
     columns: frozenset[str] | None = None
-    """The columns of its table, where a log says them: others that it has are not of the table."""
+    """The columns of its table, if a log lists them: other columns of the file are not the
+    table's."""
     names: TableNames | None = None
-    """What its table calls the columns of the file, where the log says it."""
+    """What its table calls the columns of the file, if a log says so."""
 
     @property
     def partition_texts(self) -> list[tuple[str, str]]:
-        """The columns that have one value, by name, and that value as text."""
+        """The columns that have one value in all rows, by name, and that value as text."""
         return sorted((name, str(value)) for name, value in self.partitions.items())
 
     def check_names(self, own: Collection[str], file: Location) -> None:
-        """`DataError` where the file has a column of the table in letters of another case."""
+        """Raises `DataError` if the file has a column of the table under a name in another case."""
         lacked = (self.columns or frozenset()).difference(own)
         spelled = {name.casefold(): name for name in own} if lacked else {}
         for name in sorted(lacked):
@@ -96,8 +98,8 @@ class FileFacts:
                 )
 
     def beside(self, own: Collection[str]) -> FileFacts:
-        """The facts without the partitions that the file has among its `own` columns, which
-        count."""
+        """The facts without the partitions that are also among the file's `own` columns, which take
+        precedence."""
         if self.partitions.keys().isdisjoint(own):
             return self
         left = {name: one for name, one in self.partitions.items() if name not in own}
@@ -108,7 +110,7 @@ class NoSuchTable(DataError):
     """There is nothing at the path of a table."""
 
     def __init__(self, path: Location, option: str = "", registry: Path | None = None) -> None:
-        """`option` is what names it; `registry` the file that does, beside which it may lie."""
+        """`option` names the table, in the file `registry`, beside which the table may lie."""
         self.path, self.option = path, option
         super().__init__(f"{option}: {self._what(registry)}" if option else self._what(registry))
 
@@ -129,7 +131,7 @@ class NoSuchTable(DataError):
 
 
 def _neighbours(path: Path) -> str:
-    """What lies where a path ends, the nearest names first."""
+    """What lies where the path stops being right, the nearest names first."""
     folder = next((one for one in path.parents if one.is_dir()), None)
     if folder is None:
         return ""
@@ -147,7 +149,7 @@ def _neighbours(path: Path) -> str:
 
 @contextmanager
 def named_by(option: str) -> Iterator[None]:
-    """Inside, the error of a table that is not there says which option names it."""
+    """Inside it, the error for a missing table says which option names the table."""
     try:
         yield
     except NoSuchTable as error:
@@ -155,7 +157,7 @@ def named_by(option: str) -> Iterator[None]:
 
 
 def table_files(paths: Location | Sequence[Location]) -> tuple[Location, ...]:
-    """The files of a table in order: of a folder its *.parquet, of a glob what fits, each once.
+    """The files of a table in order, each once: the *.parquet of a folder, and what matches a glob.
 
     `DataError` for a path without any.
     """
@@ -163,8 +165,8 @@ def table_files(paths: Location | Sequence[Location]) -> tuple[Location, ...]:
 
 
 def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFacts]:
-    """`table_files`, with what is known of each before it is opened: what its folders say too, in
-    which a `key=value` is a column (Hive's partitions)."""
+    """`table_files`, with what is known of each before it is opened, including the columns that its
+    folders name by `key=value` (Hive's partitions)."""
     each = [paths] if isinstance(paths, Path | Uri) else list(paths)
     if not each:
         raise DataError("a table of no paths. Name a folder, a file or a glob.")
@@ -181,8 +183,8 @@ def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFact
 
 
 def each_once(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
-    """The files, each once, whatever links lead to it and however it is named; unless folders say
-    other things of it."""
+    """The files, each once, whatever links lead to it and however it is named, unless its folders
+    say different things of it."""
     found: dict[Location, FileFacts] = {}
     seen: set[object] = set()
     for file, facts in files.items():
@@ -205,15 +207,16 @@ def place_of(file: Location) -> str:
 def check_none_left_behind(
     files: Iterable[Location], known: Mapping[Uri, Uri | None] | None = None
 ) -> None:
-    """`DataError` for files, found by another way than its log, that a log of their folder does not
-    list any more; folders of a store that are `known`, see `logs_below`, need no look."""
+    """Raises `DataError` for files that were not found by a log and that their folder's log no
+    longer lists. Folders of a store that are `known` (see `logs_below`) are not looked at again."""
     files = list(files)
     if lake := [str(file) for file in files if DUCKLAKE.fullmatch(file.name)]:
         raise DataError(
-            f"{listed(lake, 2)}: of a table of DuckLake, which is not read: its catalog alone, a "
-            "database, knows which files a snapshot has, and which of their rows are deleted. Have "
-            "DuckDB write its latest rows as Parquet: COPY (FROM LAKE.TABLE) TO 'rows.parquet'. "
-            "LAKE.snapshots() lists earlier ones; FROM LAKE.TABLE AT (VERSION => N) is one of them."
+            f"{listed(lake, 2)}: of a table of DuckLake, which is not read: only its catalog, a "
+            "database, knows which files a snapshot has, and which of their rows are deleted. "
+            "Have DuckDB write its latest rows as Parquet: COPY (FROM LAKE.TABLE) TO "
+            "'rows.parquet'. LAKE.snapshots() lists earlier ones; FROM LAKE.TABLE AT (VERSION => "
+            "N) is one of them."
         )
     above: dict[Path, Path | None] = {}
     stored = dict(known or {})
@@ -232,7 +235,7 @@ def check_none_left_behind(
 
 
 def _kept_above(folder: Path, known: dict[Path, Path | None]) -> Path | None:
-    """The folder, or the nearest above it, whose files a program keeps a log of."""
+    """This folder, or the nearest above it, for which a program keeps a log of files; else None."""
     if folder not in known:
         if snapshot_kind(folder) is not None:
             known[folder] = folder
@@ -243,9 +246,9 @@ def _kept_above(folder: Path, known: dict[Path, Path | None]) -> Path | None:
 
 
 def _kept_on_store(folder: Uri, known: dict[Uri, Uri | None]) -> Uri | None:
-    """The table's folder, if a program keeps a log of its files. A look is a request: the last
-    is at the first folder above whose name is not that of a part, and none is at partitions. A
-    folder that may not be listed has no log."""
+    """The table's folder, if a program keeps a log of its files, else None. Each look is a request:
+    partitions are skipped, and the last look is at the first folder above whose name is not that of
+    a part. A folder that may not be listed has no log."""
     while True:
         part = len(folder.parts) > 2 and PART_OF_TABLE.fullmatch(folder.name)
         if folder not in known and not (part and "=" in folder.name):
@@ -258,8 +261,8 @@ def _kept_on_store(folder: Uri, known: dict[Uri, Uri | None]) -> Uri | None:
 
 
 def logs_below(top: Uri, files: Iterable[Uri]) -> dict[Uri, Uri | None]:
-    """Whether a program keeps a log of its files, of each folder below one of which all files were
-    listed, that one among them: the folder, or nothing."""
+    """For a folder whose files were all listed, and for each folder below it: the folder itself if
+    a program keeps a log of its files, else None."""
     within: dict[Uri, set[str]] = {top: set()}
     for folder in {file.parent for file in files}:
         above = top
@@ -298,7 +301,7 @@ def _files(path: Location) -> dict[Location, FileFacts]:
 
 
 def _note_below(folder: Path) -> None:
-    """Say so where a folder has files of its own, and folders have more."""
+    """Warn if a folder has files of its own, and the folders in it have more."""
     below = [
         file
         for one in folder.iterdir()
@@ -314,7 +317,8 @@ def _note_below(folder: Path) -> None:
 
 
 def note_links(folder: Path) -> None:
-    """Say so where a folder has links to others, which are not followed: they may lead to it."""
+    """Warn if a folder has links to other folders, which are not followed: they may form a
+    cycle."""
     links = [
         str((Path(top) / name).relative_to(folder))
         for top, names, _ in os.walk(folder)
@@ -333,7 +337,7 @@ def _note(what: str) -> None:
 
 
 def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
-    """`_files`, by as few requests as there are: a listing has sizes and times too."""
+    """`_files`, by as few requests as possible: a listing has sizes and times too."""
     parts = path.parts
     fixed = next((at for at, part in enumerate(parts) if GLOB & set(part)), None)
     if fixed is not None:
@@ -358,8 +362,8 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     top, folders = path.listing() if kind == "Directory" else ({}, frozenset[str]())
     if any(file.name == UNFINISHED for file in top):
         raise DataError(
-            f"{path}: is not whole: who wrote it has not ended, or was ended. Wait for it, "
-            "or write it again."
+            f"{path}: is not whole: its writer has not finished, or was ended. Wait for it, or "
+            "write it again."
         )
     if (keeper := snapshot_kind(path, folders)) is not None:
         return _of_snapshot(path, keeper)
@@ -404,7 +408,7 @@ def _in_partitions(path: Location, below: dict[Location, FileFacts]) -> dict[Loc
 def _partitioned(
     base: Location, files: Iterable[Path] | Mapping[Uri, Stat]
 ) -> dict[Location, FileFacts]:
-    """The files with what their folders below `base` say of them, and the store's listing."""
+    """The files with what their folders below `base` and the store's listing say of them."""
     found: dict[Location, FileFacts] = {}
     for file in files:
         if isinstance(file, Uri):
@@ -420,14 +424,14 @@ def _partitioned(
 
 
 def in_partitions(folders: Iterable[str]) -> dict[str, str]:
-    """What names of folders say of the files in them, by `key=value`."""
+    """What the names of folders say of the files in them by `key=value`."""
     pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
     return {unquote(key): unquote(value) for key, value in pairs}
 
 
 def is_hidden(parts: Iterable[str]) -> bool:
-    """Whether a path below a folder is what writers keep for themselves, as `_temporary/...` and
-    `.part.crc`; `_day=1` is a partition."""
+    """Whether a path below a folder is one that writers keep for themselves, as `_temporary/...`
+    and `.part.crc`; `_day=1` is a partition."""
     return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts)
 
 
@@ -439,8 +443,8 @@ def _of_snapshot(path: Location, kind: SnapshotKind) -> dict[Location, FileFacts
 
 
 def snapshot_kind(folder: Location, folders: Collection[str] | None = None) -> SnapshotKind | None:
-    """Which program keeps a log of the files of a folder, some of which may be no more its own;
-    `folders` are the names of those that it has, where these are known."""
+    """Which program keeps a log of a folder's files, some of which may no longer belong to the
+    table; None if none does. `folders` are the names of the folders in it, if they are known."""
 
     def has(name: str) -> bool:
         return (folder / name).is_dir() if folders is None else name in folders
@@ -462,7 +466,7 @@ def snapshot_kind(folder: Location, folders: Collection[str] | None = None) -> S
 
 
 def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, FileFacts]:
-    """The names of folders, as values of one type a column: integers, dates, or else texts."""
+    """The values in names of folders, in one type per column: integers, dates, or else texts."""
     keys = dict.fromkeys(key for facts in files.values() for key in facts.folders)
     if not keys:
         return dict(files)
@@ -506,7 +510,7 @@ def _matches(pattern: Path) -> dict[Location, FileFacts]:
     found: dict[Location, FileFacts] = {}
     for one in matched:
         inside = _files(one) if one.is_dir() else {}
-        if any(facts.partitions for facts in inside.values()):  # a log of the folder's says so
+        if any(facts.partitions for facts in inside.values()):  # a log in the folder says so
             found |= inside
         else:
             below = [file for file in inside if isinstance(file, Path)]

@@ -1,7 +1,7 @@
-"""The footers of many files: read several at a time, and kept in a file from one run to the next.
+"""The footers of many files: read several at a time, and kept in a cache file between runs.
 
-The file is an Arrow stream of footers as they lay in theirs, each under its file's name, size and
-time; of what has changed since, the footer is read again. A file that is damaged counts for none.
+The cache is an Arrow stream of footers, byte for byte, each with its file's name, size and time;
+the footer of a file that has changed since is read again. A damaged cache counts as none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT_ONCE = {False: 4, True: 32}
 BLOCK = 512
 """Footers in memory at a time."""
 WORTH = 64
-"""Files from which on their footers are kept."""
+"""With at least this many files, their footers are kept."""
 KEPT = pa.schema(
     [("file", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("footer", pa.binary())]
 )
@@ -39,7 +39,7 @@ Key = tuple[str, int, int]
 def footers_of(
     files: Mapping[Location, FileFacts], cache: Path | None = None
 ) -> Iterator[tuple[Location, FileFacts, Footer]]:
-    """Each file with its footer, and its facts with those that the footer has, in order.
+    """Each file with its footer, and its facts completed by those of the footer, in order.
 
     `cache` is a folder in which the footers of a table of many files are kept.
     """
@@ -101,7 +101,7 @@ def _known(kept: Path) -> dict[Key, bytes]:
 
 
 def _keep(kept: Path, footers: Mapping[Key, bytes]) -> None:
-    """Footers that cannot be kept, on a disk that is full, say, are read again."""
+    """Footers that cannot be kept, as on a full disk, are read again."""
     rows = pa.table(
         {
             "file": [key[0] for key in footers],

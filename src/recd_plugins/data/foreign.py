@@ -1,7 +1,7 @@
-"""The columns of somebody else's files, and what each becomes: a `ForeignSchema`.
+"""The columns of foreign files, and what each becomes: a `ForeignSchema`.
 
-`dataset.schema` of registry.yaml is one. It makes a `Schema`, which all that reads rows sees:
-`conform` turns the columns of the one into those of the other.
+`dataset.schema` of registry.yaml is one. It is turned into a `Schema`, which is what every reader
+of rows sees; `conform` turns the foreign columns into those of the `Schema`.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class ForeignFeature(SparseFeature):
 
     ids: Literal["as_is", "hash", "vocabulary"] = "as_is"
     """as_is: integers in [0, num_ids). hash: any integers or texts, spread over [0, num_ids) by
-    XXH64. vocabulary: those that a file lists, by their place in it; the others share what it
-    keeps for them."""
+    XXH64. vocabulary: an id that a file lists becomes its place there; the others share the ids
+    that it keeps for them."""
     vocabulary: Location | None = None
-    """The file, for `ids: vocabulary`: `recd data vocabulary` writes one, and `recd data import`
-    where none is named."""
+    """The file, for `ids: vocabulary`. `recd data vocabulary` writes one; so does `recd data
+    import` if none is named."""
     hash_seed: Annotated[int, Range(ge=0, le=2**32)] = 0
-    """Another seed spreads `ids: hash` otherwise."""
+    """The seed of `ids: hash`: another one spreads the ids differently."""
     nulls: Nulls = "empty"
-    """The treatment of nulls: of a list, of an id within one, or of a sample's only one."""
+    """The treatment of nulls: of a whole list, of an id in a list, or of a sample's only id."""
     missing: tuple[int | str, ...] = ()
-    """The values that stand for a null, as -1 or the 0 by which lists are filled up: `nulls` says
-    what becomes of them. An integer and the text that spells it are one value."""
+    """The values that stand for a null, as -1, or the 0 that lists are padded with: `nulls` says
+    what becomes of them. An integer and the text that spells it are the same value."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +89,7 @@ class ForeignFeature(SparseFeature):
 
     @property
     def conformed(self) -> SparseFeature:
-        """The feature as it is once its ids are rows of a table."""
+        """The feature once its ids are rows of a table."""
         names = [one.name for one in dataclasses.fields(SparseFeature)]
         return SparseFeature(**{name: getattr(self, name) for name in names})
 
@@ -101,43 +101,45 @@ class DenseColumn(Config):
     name: str
     """The column's name."""
     width: Annotated[int | None, Range(ge=1)] = None
-    """The floats of a vector: every list of the column has as many. By default one number."""
+    """The number of floats of a vector, the same in every row. By default the column holds one
+    number."""
     nulls: Nulls = "error"
     """The treatment of nulls, of NaN and of infinity."""
     scale: Literal["as_is", "log"] = "as_is"
-    """log: sign(x) log(1 + abs(x)), for counts and amounts, the largest of which would drown the
+    """log: sign(x) log(1 + abs(x)), for counts and amounts, whose largest values would drown the
     others; a value that stands for nulls is scaled too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignSchema(Config):
-    """The columns of files that somebody else wrote and what they mean."""
+    """The columns of foreign files and what they mean."""
 
     label: str = "label"
     """The column with the target, 0 or 1; or else `labels`."""
     labels: tuple[Label, ...] = ()
-    """The columns with the targets, where there are several, or where one is no click."""
+    """The columns with the targets, if there are several, or one that is not a click."""
     sample_weight: str | None = None
-    """The column with what a sample counts in loss and metrics, or nothing where all count 1."""
+    """The column with each sample's weight in loss and metrics, or null if all have weight 1."""
     session_id: str | tuple[str, ...] | None = "session_id"
-    """The column with the session, or several that make one together, or nothing where data has
-    none. Whole numbers stay as they are; anything else is hashed to 64 bits."""
+    """The column with the session, or several that identify it together, or null if the data have
+    no sessions. Whole numbers stay as they are; anything else is hashed to 64 bits."""
     timestamp: str | None = "timestamp"
-    """The column with the time, or nothing where data has none: of a type of Arrow for dates or
-    times (without a time zone, they are UTC), or numbers or texts of `timestamp_unit`."""
+    """The column with the time, or null if the data have none: a date or time type of Arrow (UTC if
+    it has no time zone), or numbers or texts of `timestamp_unit`."""
     timestamp_unit: TimeUnit = "ms"
-    """The unit of a timestamp that is a mere number: of time since 1970, or the digits of a date in
-    UTC, as 14102105 of `yymmddhh`. Or how a text has its date: yyyy-mm-dd is ISO 8601, with a zone
-    or in UTC; dd mmm yyyy has the month's English name, in any order, as 24/Sep/2012:03:35:21 +0000
-    or Mon Sep 24 03:35:21 +0000 2012; the others may be parted by . and - too, and a time may
-    follow, as 13:05 or 1:05 PM, in UTC. Years of two digits are those of 1969 to 2068."""
+    """The unit of a timestamp that is a plain number: of time since 1970, or the digits of a date
+    in UTC, as 14102105 for `yymmddhh`. Or the form of a date in a text: yyyy-mm-dd is ISO 8601,
+    with a zone or in UTC; dd mmm yyyy has the month's English name, in any order, as
+    24/Sep/2012:03:35:21 +0000 or Mon Sep 24 03:35:21 +0000 2012; the others may also be separated
+    by . and -, and a time may follow, as 13:05 or 1:05 PM, in UTC. Years of two digits are those of
+    1969 to 2068."""
     dense: tuple[str | DenseColumn, ...] = ()
-    """The columns with one float each; of a vector, its name and width."""
+    """The columns with one float each; a vector is given by its name and width."""
     sparse: tuple[ForeignFeature, ...] = ()
     """The columns with ids."""
     nulls: Mapping[str, Nulls] = field(default_factory=dict)
-    """The treatment of nulls in a column that has no entry of its own to say it in: of the session,
-    the time, the weight, a plain label or dense column. By default they are errors."""
+    """The treatment of nulls in columns that have no entry of their own to say it in: the session,
+    the time, the weight, a plain label or dense column. By default nulls are errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,8 +165,8 @@ class ForeignSchema(Config):
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """The columns whose values may be of any kind: sessions, and ids that are not taken as they
-        are."""
+        """The columns whose values may be of any kind: sessions, and ids that are hashed or looked
+        up."""
         ids = (feature.name for feature in self.sparse if feature.ids != "as_is")
         return (*self.session_columns, *ids)
 
@@ -198,7 +200,7 @@ class ForeignSchema(Config):
 
     @cached_property
     def drops(self) -> tuple[str, ...]:
-        """The columns whose nulls leave a row out."""
+        """The columns in which a null drops the row."""
         own: dict[str, Nulls] = {one.name: one.nulls for one in self._entries()}
         return tuple(name for name, nulls in {**own, **self.nulls}.items() if nulls == "drop")
 
@@ -209,7 +211,7 @@ class ForeignSchema(Config):
         return tuple(dict.fromkeys(one for one in named if one is not None))
 
     def vocabulary_digests(self) -> dict[Location, str]:
-        """These files, each with a digest of what is in it by now."""
+        """These files, each with a digest of its present content."""
         if not self.vocabularies:
             return {}
         from recd_plugins.data.conform.vocabulary import vocabulary_digest  # numba
@@ -217,8 +219,8 @@ class ForeignSchema(Config):
         return {file: vocabulary_digest(file) for file in self.vocabularies}
 
     def identity(self, digests: Mapping[Location, str]) -> str:
-        """Names what is made of columns by it. Its vocabularies, which have these digests, count by
-        what is in them, and not by where they lie."""
+        """Identifies what this schema makes of columns. Its vocabularies, which have these digests,
+        count by their content, not by where they lie."""
         sparse = tuple(
             one
             if one.vocabulary is None
@@ -229,7 +231,7 @@ class ForeignSchema(Config):
 
     @cached_property
     def keeping_all(self) -> ForeignSchema:
-        """The same columns, none of whose nulls leaves a row out."""
+        """The same schema, in which no null drops a row."""
 
         def kept(one: Any) -> Any:
             drops = not isinstance(one, str) and one.nulls == "drop"
@@ -245,7 +247,7 @@ class ForeignSchema(Config):
 
     @cached_property
     def conformed(self) -> Schema:
-        """The schema of the rows that these columns become."""
+        """The schema of the rows that are made of these columns."""
         weight = () if self.sample_weight is None else (self.sample_weight,)
         features = tuple(feature.conformed for feature in self.sparse)
         taken = {*self._floats, *weight}
@@ -271,7 +273,7 @@ class ForeignSchema(Config):
         )
 
     def having(self, names: Collection[str]) -> ForeignSchema:
-        """The same columns with those of its sparse features and dense columns alone."""
+        """The same schema with only these of its sparse features and dense columns."""
         gone = {one.name for one in self.dense_columns} | {one.name for one in self.sparse}
         gone -= {*names}
         return dataclasses.replace(
@@ -344,14 +346,14 @@ def _no_empty(name: str) -> str:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """A column of this name, or, where a feature has it already, of one beside."""
+    """This name for a column, or another one if a feature has it already."""
     while name in taken:
         name += "_key"
     return name
 
 
 def as_foreign(schema: Schema) -> ForeignSchema:
-    """A table's own schema, as one of files whose columns are such already."""
+    """A table's own schema as a foreign schema of files whose columns need no conversion."""
     names = [one.name for one in dataclasses.fields(SparseFeature)]
     return ForeignSchema(
         label=schema.label,

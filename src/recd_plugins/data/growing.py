@@ -1,4 +1,4 @@
-"""A dataset without end: a table for each epoch, of the rows of a period."""
+"""A dataset that grows: each epoch is a table of the rows of one period."""
 
 from __future__ import annotations
 
@@ -15,54 +15,55 @@ from recd_plugins.errors import DataError
 __all__ = ["GrowingDataset", "NotClosed", "Period", "Together", "Waiting", "closed_period"]
 
 Waiting = Callable[[str], None]
-"""Is called again and again while a period is waited for, with what it waits for."""
+"""Is called again and again while a period is waited for, with the reason for the wait."""
 
 Together = Callable[[bool], bool]
-"""Takes at each look whether a period is closed here, and gives whether it is for all who wait."""
+"""Is called at each look with whether the period is closed here; returns whether it is closed for
+all who wait."""
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks at what is waited for."""
+"""Seconds between two looks at a period that is waited for."""
 
 
 class NotClosed(DataError):
-    """Rows of a period may still come; the message says from whom."""
+    """Rows of a period may still come; the message says from where."""
 
     def __init__(self, message: str, so_far: object = None) -> None:
-        """`so_far`: how far the writers have come; one waits with patience while it changes."""
+        """`so_far` is how far the writers have come: the wait goes on as long as it changes."""
         super().__init__(message)
         self.so_far = so_far
 
 
 class Period(Dataset):
-    """The rows of an interval of time, which no later look changes."""
+    """The rows of an interval of time; they never change."""
 
     @abstractmethod
     def verify(self) -> None:
-        """`DataError` where the source does not have any more what the period was made of."""
+        """Raises `DataError` if the source no longer has what the period was made of."""
 
     def counts(self, folder: Path) -> Mapping[str, int]:
-        """The numbers of what came, by name, once the period was prepared in this folder."""
+        """Counts of what came, by name, once the period has been prepared in this folder."""
         return {}
 
 
 class GrowingDataset(Dataset):
-    """Epoch e is the table of period e; authors fill `schema` and `period`.
+    """Epoch e is the table of period e; authors write `schema` and `period`.
 
-    The first period with rows stands for the dataset where one table is asked for: planners count
-    it, commands measure it.
+    Where one table is needed, the first period with rows stands for the dataset: planners count it,
+    commands measure it.
     """
 
     patience: float = 600.0
-    """Seconds for which a period that is not closed is waited for while nothing changes."""
+    """Seconds to wait for a period that is not closed while nothing changes."""
     keep: int = 8
-    """Periods behind the one in training whose tables stay."""
+    """How many periods before the one in training keep their tables."""
 
     @abstractmethod
     def period(self, number: int) -> Period | None:
-        """The rows of a period; None where the data end before it, `NotClosed` where more of them
-        may come.
+        """The rows of a period; None if the data end before it. Raises `NotClosed` if more rows may
+        come.
 
-        Any number of processes may ask at any time, and all are given the same.
+        Any number of processes may call this at any time, and all get the same rows.
         """
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
@@ -78,8 +79,8 @@ def closed_period(
     waiting: Waiting = lambda what: None,
     together: Together = bool,
 ) -> Period | None:
-    """The period, once it is closed; None where the data end before it. `DataError` where nothing
-    has changed for as long as the dataset has patience."""
+    """The period, once it is closed; None if the data end before it. Raises `DataError` if nothing
+    has changed for `dataset.patience`."""
     found: tuple[str, object] = ("", None)
     since = time.monotonic()
     while True:

@@ -1,9 +1,9 @@
-"""Which columns of an Iceberg table a file has: Iceberg knows them by number, whatever they are
-called.
+"""Which columns of an Iceberg table a file has: Iceberg identifies them by number, whatever their
+names.
 
-A file may have an older name for a column, or a column that was dropped, whose name another one has
-now: `names` tells them. A column that a file lacks has the value that the table says: that of the
-file's partition, the default of the rows from before it came, or null.
+A file may have an older name for a column, or a dropped column whose name another one has now:
+`names` resolves both. A column that a file lacks has the value that the table gives it: that of the
+file's partition, the default for rows written before the column was added, or null.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ REWRITE = (
     "Write its files anew: CALL system.rewrite_data_files(table => 'TABLE', options => "
     "map('rewrite-all', 'true'))"
 )
-"""What has Spark write all files of a table; without the option it writes those of odd sizes."""
+"""This call makes Spark rewrite all files of a table; without the option it rewrites only those of
+unsuitable sizes."""
 
 
 class IcebergColumns:
-    """The columns of a table, by a schema of pyiceberg, by all schemas that the table has had, and
-    by what names mean in files without numbers, where the table says it."""
+    """The columns of a table, by its schema of pyiceberg, all schemas that it has had, and what
+    names mean in files without numbers, if the table says so."""
 
     def __init__(self, schema: Any, before: Iterable[Any], mapping: Any) -> None:
         from pyiceberg.schema import index_name_by_id
@@ -48,7 +49,7 @@ class IcebergColumns:
             for number, path in paths.items()
             if number not in top and schema.find_field(number).initial_default is not None
         ]
-        """Fields of structs that have a default, each behind its column."""
+        """Fields of structs that have a default, each with its column before it."""
         stored = dict(_mapped_names(mapping or ()))
         self.names = TableNames(
             columns=tuple(
@@ -60,27 +61,27 @@ class IcebergColumns:
             cure=REWRITE,
         )
         self.roots = frozenset(field.name for field in schema.fields)
-        """The columns, without the fields within them."""
+        """The columns, without nested fields."""
 
     def lacked(
         self, arrow: pa.Schema, partition: Mapping[int, Any], file: Location
     ) -> dict[str, pa.Scalar]:
-        """The columns that a file lacks, each with the value that it has in all of the file's rows;
-        `arrow` has its columns by `names`, and `partition` those of its partition, by number.
-        `DataError` for a file of which it is not known what it has."""
+        """The columns that a file lacks, each with its value in all of the file's rows. `arrow` has
+        the file's columns under the names of `names`, and `partition` the values of its partition,
+        by number. Raises `DataError` for a file whose columns cannot be identified."""
         there, numbered = set[str](), False
         for path, one in _paths((one.name, one) for one in arrow):
             there.add(path)
             numbered = numbered or b"PARQUET:field_id" in (one.metadata or {})
         if not numbered and not self._mapped:
             self._check_clear(there, file)
-            return {}  # what such a file lacks it may have under another name
+            return {}  # such a file may have what it seems to lack under another name
         self._check_defaults(there, file)
         found = {}
         for field in self._schema.fields:
             number, value = field.field_id, field.initial_default
             if field.name in there:
-                value = None  # for fields of it that came later
+                value = None  # for fields of it that were added later
                 given = not field.field_type.is_primitive
             else:
                 value = partition.get(number, value)
@@ -91,19 +92,19 @@ class IcebergColumns:
         return found
 
     def _check_clear(self, there: set[str], file: Location) -> None:
-        """A file without numbers, of a table that says nothing of these, has its columns by their
-        names, as long as no name has meant two of them."""
+        """Raises `DataError` for a file without numbers if its names do not identify its columns:
+        the table says nothing of such files, and a name has meant two columns."""
         for path in sorted(there & self._paths & _several(self._schemas)):
             raise DataError(
                 f"{file}: has no numbers of columns (field_id), and {path!r} has been the name of "
-                "more than one column of its table: which one it is nobody knows. Say it by the "
-                f"table's property schema.name-mapping.default. Or {REWRITE[0].lower()}"
-                f"{REWRITE[1:]}."
+                "more than one column of its table: nothing says which one it is. Say it by the "
+                "table's property schema.name-mapping.default. Or "
+                f"{REWRITE[0].lower()}{REWRITE[1:]}."
             )
 
     def _check_defaults(self, there: set[str], file: Location) -> None:
-        """A field of a struct that the file has has no column of its own, which a default could
-        fill."""
+        """Raises `DataError` for a missing field with a default, in a struct that the file has:
+        such a field is no column that could be filled."""
         for root, path in self._later:
             if root in there and path not in there:
                 raise DataError(
@@ -124,7 +125,7 @@ def _several(schemas: Iterable[Any]) -> frozenset[str]:
 
 
 def _mapped_names(mapping: Iterable[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """The number of each column, and the names that it has in files without numbers."""
+    """The number of each column, and its names in files without numbers."""
     for one in mapping:
         if one.field_id is not None:
             yield one.field_id, tuple(one.names)
@@ -134,7 +135,7 @@ def _mapped_names(mapping: Iterable[Any]) -> Iterator[tuple[int, tuple[str, ...]
 def _column(
     name: str, number: int, kind: Any, stored: Mapping[int, tuple[str, ...]] | None
 ) -> TableColumn:
-    """A column; in files without numbers it has its own name where none are `stored`."""
+    """A column; if no names are `stored`, it has its own name in files without numbers."""
     from pyiceberg.types import ListType, MapType, StructType
 
     kinds: Mapping[type, Kind] = {StructType: "struct", ListType: "list", MapType: "map"}
@@ -160,7 +161,7 @@ def _column(
 def _paths(
     fields: Iterable[tuple[str, pa.Field]], before: str = ""
 ) -> Iterator[tuple[str, pa.Field]]:
-    """The columns and the fields within them, each by its path as Iceberg has it."""
+    """The columns and the fields within them, each with its path in Iceberg's form."""
     for name, field in fields:
         yield before + name, field
         kind, inner = field.type, list[tuple[str, pa.Field]]()
@@ -181,7 +182,7 @@ def _scalar(value: Any, kind: Any) -> pa.Scalar:
 
 
 def _as_read(kind: pa.DataType) -> pa.DataType:
-    """The type as which Arrow reads such a column of another file: pyiceberg makes all texts and
+    """The type with which Arrow reads such a column of another file: pyiceberg makes all texts and
     lists large ones."""
     if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         return pa.string() if pa.types.is_large_string(kind) else pa.binary()

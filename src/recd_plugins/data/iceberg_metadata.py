@@ -1,8 +1,8 @@
-"""Which metadata file of a folder describes an Iceberg table as it is now.
+"""Which metadata file in a folder describes an Iceberg table as it is now.
 
-The table's catalog knows it. A catalog of Hadoop keeps it in the folder, as `version-hint.text`; of
-others the folder shows it as far as files are numbered one after another, and each lists those
-before it. Where that leaves a doubt, the file is to be named: an older one would be read as well.
+The table's catalog knows it. A Hadoop catalog keeps it in the folder, as `version-hint.text`. With
+other catalogs the folder shows it if files are numbered consecutively and each lists those before
+it. If that leaves a doubt, the user must name the file: an older one would be read just as well.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ HINT = "version-hint.text"
 SUFFIX = ".metadata.json"
 NAME = re.compile(r"(?P<name>.+?)(\.gz)?\.metadata\.json(\.gz)?")
 NUMBERED = re.compile(r"(?P<v>v?)(?P<number>\d+)(?P<tried>-.+)?")
-"""The names of metadata files: v12 of a catalog of Hadoop, 00012-... of others, with letters that
-tell apart what was tried at the same time."""
+"""The names of metadata files: v12 with a Hadoop catalog, 00012-... with others, where letters tell
+apart what was written at the same time."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 """A name without a number, even if it begins with digits."""
 
 
 @dataclass(frozen=True)
 class MetadataFile:
-    """A metadata file, as far as it tells which one is the latest."""
+    """What a metadata file says about which one is the latest."""
 
     table: str | None
-    """The table that it describes, whatever lies in its folder."""
+    """The table that it describes, whatever else lies in its folder."""
     changed: int
     """When it was written, in ms."""
     before: frozenset[str]
@@ -43,13 +43,13 @@ class MetadataFile:
 
 
 def is_metadata(names: Iterable[str]) -> bool:
-    """Whether some of the files of a folder called `metadata` are those of an Iceberg table."""
+    """Whether some files in a folder called `metadata` are those of an Iceberg table."""
     return any(name == HINT or NAME.fullmatch(name) for name in names)
 
 
 def current_metadata(table: Location) -> Location:
-    """The file that describes the table: itself, or the latest of its folder; `DataError` where
-    only its catalog knows which one that is."""
+    """The file that describes the table: the named file itself, or the latest in the folder. Raises
+    `DataError` if only the catalog knows which one that is."""
     if table.name.endswith(SUFFIX):
         return table
     there: dict[str, Location] = {file.name: file for file in (table / "metadata").glob("*")}
@@ -76,8 +76,8 @@ def current_metadata(table: Location) -> Location:
     if len(heads) > 1 or later or len(tables) > 1:
         doubtful = list(dict.fromkeys([*heads, *later, *newest]))
         raise DataError(
-            f"{table}: which of metadata/{listed(sorted(doubtful), 4)} is its latest its catalog "
-            "knows alone. Name that file."
+            f"{table}: only its catalog knows which of metadata/{listed(sorted(doubtful), 4)} is "
+            "its latest. Name that file."
         )
     file = files[heads[0]]
     if not file.name.endswith(SUFFIX):
@@ -89,7 +89,7 @@ def current_metadata(table: Location) -> Location:
 
 
 def _hinted(hint: Location, files: Mapping[str, Location], table: Location) -> str | None:
-    """The file that a hint names, or one that came after it; None where it says nothing."""
+    """The file that the hint names, or a later one; None if the hint is empty."""
     text = hint.read_bytes().decode(errors="replace").strip()
     if not text:
         return None
@@ -111,9 +111,9 @@ def _hinted(hint: Location, files: Mapping[str, Location], table: Location) -> s
 
 
 def _ends(files: Collection[str]) -> tuple[list[str], list[str]]:
-    """The files of the highest number, and those of the lowest, of each way to number them; all of
-    those that have no number. A table that was dropped and made anew, and one that went to another
-    catalog, begin to count again."""
+    """The files with the highest number, and those with the lowest, for each way of numbering, and
+    all files without a number. A table that was dropped and made again, or moved to another
+    catalog, starts counting again."""
     newest: list[str] = []
     oldest: list[str] = []
     for by_hadoop in (True, False):

@@ -1,4 +1,4 @@
-"""A batch as a file that can be looked at, and trained on again: an Arrow file, a row per sample.
+"""A batch as a file to look at, or to train on again: an Arrow file with a row per sample.
 
     dense         fixed_size_list<float>
     labels        float, or a fixed_size_list of them
@@ -6,7 +6,7 @@
     id/NAME       list<integer>
     weight/NAME   list<float>, where the ids of a feature have weights
 
-Deduplicated features are laid out: what a model computes of them is the same.
+Deduplicated features are expanded: a model computes the same from them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEY = b"recd_plugins.batch"
 
 
 def write_batch(path: Path, batch: Batch) -> None:
-    """Write a batch; what was there before is replaced."""
+    """Write a batch, replacing the file if it exists."""
     here = batch.to(torch.device("cpu"))
     columns = {
         name: _numbers(getattr(here, name).detach()) for name in ("dense", "labels", "weights")
@@ -60,7 +60,7 @@ def read_batch(path: Path) -> Batch:
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: is no Arrow file, or damaged ({error}).") from error
     if KEY not in (table.schema.metadata or {}):
-        raise DataError(f"{path}: is an Arrow file of another kind, not a batch that a run kept.")
+        raise DataError(f"{path}: is an Arrow file, but not of a batch that a run kept.")
     names = [name.removeprefix("id/") for name in table.column_names if name.startswith("id/")]
     parts = []
     for name in names:

@@ -1,7 +1,7 @@
-"""Stripes as they lie in their files, decoded once for a while: who weighs registries reads the
-same ones for each.
+"""Stripes as they lie in their files, decoded once and kept for a while: comparing registries reads
+the same stripes for each.
 
-Arrow tables are kept, which nobody writes to: batches are gathered from them by copies.
+The stripes are kept as Arrow tables. Nobody writes to these: batches are copied from them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from recd_plugins.storage.uri import Location
 __all__ = ["KeptStripes", "keeping_stripes", "kept_stripes"]
 
 MOST = 1 << 29
-"""Bytes that are kept; stripes that are met behind these are decoded each time."""
+"""Bytes that are kept; stripes beyond them are decoded each time."""
 
 Key: TypeAlias = tuple[Location, str, int, bool]
-"""A file, what its footer is known by, a row group, and whether its lists are expanded."""
+"""A file, its footer's digest, a row group, and whether its lists are expanded."""
 
 
 class KeptStripes:
-    """The columns of stripes that somebody has read; any thread may read."""
+    """The columns of stripes that have been read; any thread may read."""
 
     def __init__(self, most: int = MOST) -> None:
         self._left = most
@@ -44,7 +44,7 @@ class KeptStripes:
         threads: bool = True,
         expand: bool = True,
     ) -> pa.Table:
-        """`read_stripe`, of those columns alone that were not read before."""
+        """`read_stripe`, but only the columns that were not read before are decoded."""
         key = stripe.file, file.digest, stripe.group, expand
         with self._lock:
             found = self._tables.get(key)
@@ -76,7 +76,7 @@ _kept: ContextVar[KeptStripes | None] = ContextVar("the stripes that are kept", 
 
 @contextmanager
 def keeping_stripes(most: int = MOST) -> Iterator[None]:
-    """Inside, readers that are made decode a stripe once, as far as `most` bytes reach."""
+    """Readers that are made inside it decode a stripe once, as long as `most` bytes can hold it."""
     token = _kept.set(KeptStripes(most))
     try:
         yield
@@ -85,5 +85,5 @@ def keeping_stripes(most: int = MOST) -> Iterator[None]:
 
 
 def kept_stripes() -> KeptStripes | None:
-    """The stripes that are kept by now; None outside `keeping_stripes`."""
+    """The stripes that are kept at present; None outside `keeping_stripes`."""
     return _kept.get()

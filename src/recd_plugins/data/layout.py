@@ -1,4 +1,5 @@
-"""The layout of a table on disk, and what reading some of its columns costs: from footers alone.
+"""The layout of a table on disk, and what reading some of its columns costs, known from the footers
+only.
 
 A column of a stripe is a run of bytes, its chunk. Chunks that lie within `hole` of each other are
 read in one I/O, of at most `most` bytes, as Arrow's pre-buffering does; what lies between them is
@@ -25,14 +26,15 @@ from recd_plugins.storage.uri import Location, Uri
 __all__ = ["ColumnBytes", "Reading", "Store", "TableLayout", "layout_of", "why_rewrite"]
 
 HOLE, MOST = 8 << 10, 32 << 20
-"""Arrow's own limits: of the gap within an I/O, and of an I/O."""
+"""Arrow's own limits: the largest gap within an I/O, and the largest I/O."""
 SMALL_STRIPE, FEW_STRIPES = 1_000, 8
-"""Rows below which a stripe takes longer for itself than for them; and stripes that may."""
+"""A stripe with fewer rows costs more by itself than its rows do; this many such stripes are
+tolerated."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """The cost of I/O on a store: seconds = ios * latency + bytes / rate, one after another."""
+    """The cost of I/Os on a store, one after another: seconds = ios * latency + bytes / rate."""
 
     name: str
     latency: float
@@ -49,8 +51,8 @@ STORES = (
     Store("SSD", 1e-4, 500e6),
     Store("S3", 20e-3, 90e6),
 )
-"""A disk of 7,200 turns, a SATA drive, and one connection to an object store: orders of magnitude
-to compare layouts by, not a forecast of a machine."""
+"""A disk of 7,200 rpm, a SATA drive, and one connection to an object store: orders of magnitude for
+comparing layouts, not a forecast for a machine."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Reading:
     wanted: int
     """Bytes of the chunks."""
     read: int
-    """Bytes of the I/Os: those and what lies between."""
+    """Bytes of the I/Os: the chunks and what lies between them."""
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -115,12 +117,12 @@ class TableLayout:
         return Reading(names, ios, wanted, read)
 
     def matching(self, patterns: Iterable[str]) -> tuple[str, ...]:
-        """The columns that one of these names or globs fits."""
+        """The columns that match one of these names or globs."""
         return tuple(matching(patterns, [one.name for one in self.columns]))
 
 
 def why_rewrite(rows: int, stripes: int) -> str:
-    """What stripes of few rows cost, and the cure; nothing where they are large enough, or few."""
+    """What stripes of few rows cost, and the remedy; empty if they are large enough, or few."""
     if stripes <= FEW_STRIPES or rows >= SMALL_STRIPE * stripes:
         return ""
     return (
@@ -130,7 +132,7 @@ def why_rewrite(rows: int, stripes: int) -> str:
 
 
 def layout_of(path: Location | Sequence[Location]) -> TableLayout:
-    """The layout of a table of any program, by the footers of its files."""
+    """The layout of any program's table, by the footers of its files."""
     files = found_files(path)
     first: pq.FileMetaData = None
     size = 0

@@ -1,8 +1,9 @@
-"""Lists of ids that equal the row before's, left out of a table's files: a null stands for each.
+"""Lists of ids that equal the previous row's are left out of a table's files: a null stands for
+each.
 
-The footer of such a file names these columns under `LEFT_OUT`. The first row of a stripe has its
-lists. `OpenedFile` puts all others back, unless it is asked for each list once: then a column is
-one of Arrow's dictionaries, whose values are the lists that lie in the file.
+The footer of such a file names these columns under `LEFT_OUT`. The first row of a stripe always has
+its lists. `OpenedFile` puts all others back, unless it is asked for each list once: then a column
+is an Arrow dictionary array, whose values are the lists in the file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LEFT_OUT = b"recd_left_out"
 
 
 def lists_left_out(footer: pq.FileMetaData, file: object) -> Mapping[str, int]:
-    """The columns of a file that leave out lists, and how many ids each has with them."""
+    """The columns of a file that leave out lists, and how many ids each has when expanded."""
     text = (footer.metadata or {}).get(LEFT_OUT)
     if text is None:
         return {}
@@ -30,24 +31,24 @@ def lists_left_out(footer: pq.FileMetaData, file: object) -> Mapping[str, int]:
         return {str(name): int(ids) for name, ids in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{file}: its footer's {LEFT_OUT.decode()!r} cannot be read ({error}), which says of "
-            "which columns lists are left out. Write the file again."
+            f"{file}: its footer's {LEFT_OUT.decode()!r}, which says which columns leave out "
+            f"lists, cannot be read ({error}). Write the file again."
         ) from error
 
 
 class LeavingOut:
-    """Leaves lists of some columns out of one file."""
+    """Leaves lists of some columns out of a file that is being written."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         self._ids = dict.fromkeys(columns, 0)
 
     def schema(self, arrow: pa.Schema) -> pa.Schema:
-        """The types of the file's columns, where these have nulls."""
+        """The types of the file's columns, of which some may now have nulls."""
         fields = (one.with_nullable(one.nullable or one.name in self._ids) for one in arrow)
         return pa.schema(fields, arrow.metadata)
 
     def stripe(self, rows: pa.Table) -> pa.Table:
-        """The rows of a stripe as they are written."""
+        """The rows of a stripe as they are to be written."""
         for name in self._ids if rows.num_rows else ():
             at, lists = rows.column_names.index(name), _whole(rows[name])
             self._ids[name] += len(lists.flatten())
@@ -55,7 +56,7 @@ class LeavingOut:
         return rows
 
     def noted(self) -> dict[bytes, bytes]:
-        """What the footer says of them."""
+        """What the footer is to say of them."""
         return {LEFT_OUT: json.dumps(self._ids).encode()} if self._ids else {}
 
 
@@ -76,8 +77,8 @@ def _without_repeats(lists: pa.ListArray) -> pa.ListArray:
 
 
 def held_once(rows: pa.Table, columns: Collection[str], where: str) -> pa.Table:
-    """Rows as they lie in a file, from the start of a stripe on: those of `columns` that lack lists
-    become dictionaries of the lists that are there. `where` is for errors."""
+    """Rows as they lie in a file, from the start of a stripe on: those of `columns` that leave out
+    lists become dictionaries of the lists in the file. `where` is for errors."""
     for at, name in enumerate(rows.column_names):
         if name in columns and rows[name].null_count:
             made = _dictionary(_whole(rows[name]), f"{where}: {name!r}")
@@ -86,7 +87,7 @@ def held_once(rows: pa.Table, columns: Collection[str], where: str) -> pa.Table:
 
 
 def expanded(rows: pa.Table, columns: Collection[str]) -> pa.Table:
-    """The rows with all lists of some columns that leave out some."""
+    """The rows with all lists of `columns`, which leave out some."""
     for at, name in enumerate(rows.column_names):
         lists = rows[name]
         if name not in columns or lists.null_count:
@@ -101,7 +102,7 @@ def expanded(rows: pa.Table, columns: Collection[str]) -> pa.Table:
 def expanded_batches(
     batches: Iterable[pa.RecordBatch], columns: Collection[str], where: str
 ) -> Iterator[pa.RecordBatch]:
-    """Rows that come in parts, from the start of a stripe on, with all lists of `columns`."""
+    """Rows that come in batches, from the start of a stripe on, with all lists of `columns`."""
     last: dict[str, pa.Array] = {}
     for batch in batches:
         for name in batch.schema.names if batch.num_rows else ():
@@ -114,7 +115,7 @@ def expanded_batches(
 
 
 def _after(before: pa.Array | None, lists: pa.ListArray, where: str) -> pa.ListArray:
-    """All lists; the first ones may be that of the row before."""
+    """All lists; the first ones may be the list of the row before."""
     if not lists.null_count:
         return lists
     found = _dictionary(lists if before is None else pa.concat_arrays([before, lists]), where)
@@ -127,7 +128,7 @@ def _with(rows: pa.Table, at: int, lists: pa.Array | pa.ChunkedArray) -> pa.Tabl
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """The column in one piece; of one piece, its own memory."""
+    """The column in one piece; a single piece is not copied."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -139,8 +140,8 @@ def _dictionary(lists: pa.ListArray, where: str) -> pa.DictionaryArray:
     if which[0] < 0:
         raise DataError(
             f"{where}: its first list is left out, but no row comes before it. The file was "
-            "damaged, or changed by a program that does not know of lists that are left out: write "
-            "it again."
+            "damaged, or changed by a program that does not know lists can be left out: write it "
+            "again."
         )
     held = pa.ListArray.from_arrays(bounds, lists.values, type=lists.type)
     return pa.DictionaryArray.from_arrays(which, held, safe=False)

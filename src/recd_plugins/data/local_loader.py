@@ -1,4 +1,4 @@
-"""One epoch after another of a rank's batches; torchdata's StatefulDataLoader runs workers and pins
+"""A rank's batches, one epoch after another; torchdata's StatefulDataLoader runs workers and pins
 memory."""
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ __all__ = ["LocalLoader", "RankBatches"]
 Transform = Callable[[Batch], Batch]
 
 WINDOW_ROWS, WINDOW_SHARE = 2_000_000, 0.02
-"""How much of an epoch is read for batches from all over it: so many rows, or such a part."""
+"""How much of an epoch is read for batches from all over it: this many rows, or this part."""
 FEWEST, SECONDS = 8, 20.0
-"""Windows that are read however long they take; after so long there are no more."""
+"""This many windows are read however long they take; after this many seconds, no more are."""
 
 
 class RankBatches(IterableDataset[HandedOver]):
-    """The batches that a rank, or the worker that runs it, reads in an epoch.
+    """The batches that a rank, or the worker in which this runs, reads in an epoch.
 
-    A `RecdError` is handed over in place of a batch, so that a worker's reaches the user as it
-    is, and not wrapped in a traceback.
+    A `RecdError` is handed over in place of a batch, so that a worker's error reaches the user as
+    it is, not wrapped in a traceback.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class RankBatches(IterableDataset[HandedOver]):
         transform: Transform | None,
         gently: bool = False,
     ) -> None:
-        """`prefetch` threads load windows ahead, `gently` or not, as a `BatchReader`'s."""
+        """`prefetch` threads load windows ahead, `gently` or not, as in a `BatchReader`."""
         self.epoch = 0
         """The epoch that the next `iter` reads."""
         self.first = 0
-        """The batch that it begins with, where torchdata has no state of it."""
+        """The batch that it begins with, if torchdata has no state of it."""
         self.left_out: tuple[int, ...] = ()
-        """Stripes whose rows are empty and weigh 0, as they could not be read."""
+        """Stripes that could not be read: their rows are empty and have weight 0."""
         self.tries = 1
         """The number of times that a stripe is read until it counts as damaged."""
         self.order = order
@@ -105,11 +105,11 @@ class RankBatches(IterableDataset[HandedOver]):
     def batches(
         self, epoch: int, first: int, stop: int | None = None, then: Sequence[range] = ()
     ) -> Iterator[HandedOver]:
-        """The epoch from batch `first` on, up to `stop`; behind those the batches of the ranges
-        `then`, whose windows are loaded ahead as all others."""
+        """The epoch from batch `first` on, up to `stop`; then the batches of the ranges `then`,
+        whose windows are loaded ahead like all others."""
         worker, transform = get_worker_info(), self._transform
         own = transform.seconds if isinstance(transform, BatchTransform) else ReadSeconds()
-        own.taken()  # of batches that were left in the middle
+        own.taken()  # of an epoch that was left in the middle
         try:
             reader = self._reader(
                 worker.id if worker else 0, prefetch=self._prefetch, threads=worker is None
@@ -124,9 +124,9 @@ class RankBatches(IterableDataset[HandedOver]):
             yield HandedOver(error, {}, time.perf_counter())
 
     def places(self, epoch: int) -> int:
-        """The places where an epoch may be begun: everywhere in one that is no longer than
-        `WINDOW_ROWS`, for no window is read twice; else in so many windows as have so many rows, or
-        `WINDOW_SHARE` of the epoch if that is more."""
+        """The number of places where an epoch may be begun. If the epoch has no more than
+        `WINDOW_ROWS` rows, these are all of its batches, since no window is read twice; else as
+        many windows as have that many rows, or `WINDOW_SHARE` of the windows if that is more."""
         rows = self._rows
         if rows <= WINDOW_ROWS:
             return self.order.num_batches * max(1, self._shares.workers)
@@ -136,7 +136,7 @@ class RankBatches(IterableDataset[HandedOver]):
     def spread(
         self, epoch: int, blocks: range, size: int, first: int | None = None
     ) -> Iterator[tuple[int, Batch]]:
-        """`LocalLoader.spread` of an epoch: block b is of worker b modulo their number."""
+        """`LocalLoader.spread` of an epoch: block b comes from worker b modulo their number."""
         workers = max(1, self._shares.workers)
         length = self.order.num_batches
         if first is not None:  # the workers take turns
@@ -184,7 +184,7 @@ class RankBatches(IterableDataset[HandedOver]):
 
 
 class EpochIterator(Iterator[HandedOver]):
-    """An epoch, from the batch on that its state names."""
+    """An epoch, from the batch on that its state gives."""
 
     def __init__(self, source: RankBatches, epoch: int, first: int) -> None:
         self._source = source
@@ -209,12 +209,12 @@ class EpochIterator(Iterator[HandedOver]):
 class LocalLoader:
     """The batches of one rank; a `slots.Loader`.
 
-    Iterating yields the rest of the epoch; after its last batch the position is the next
-    epoch's start, so that no state lies at an epoch's end.
+    Iterating yields the rest of the epoch; after its last batch the position is the next epoch's
+    start, so no state is ever at an epoch's end.
     """
 
     checks_ids = True
-    """The reader holds them to the schema as it reads a stripe, or its footer does."""
+    """Ids are already checked against the schema: when a stripe is read, or by its footer."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class LocalLoader:
         pin_memory: bool,
         made_for: Mapping[str, Any],
     ) -> None:
-        """`made_for` is what a state depends on; one made for something else is refused."""
+        """`made_for` is what a state depends on; a state made for anything else is refused."""
         self._batches = batches
         self._workers = workers
         self._pin_memory = pin_memory
@@ -234,10 +234,10 @@ class LocalLoader:
         self._batch = 0
         self._seconds = ReadSeconds(dict.fromkeys(batches.parts, 0.0))
         self._within: dict[str, Any] | None = None
-        """torchdata's state within the epoch, where it reads; nothing at its start."""
+        """torchdata's state within the epoch, if it reads; None at its start."""
         self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
-        """The latest iterator. It ends its workers once nobody holds it, so this must not hold it
-        either: together they would be a cycle, which is collected some time later."""
+        """The latest iterator. It ends its workers once nothing refers to it, so only a weak
+        reference is kept here: a cycle would be collected some time later."""
         if workers:
             _check_picklable(batches)
 
@@ -251,7 +251,7 @@ class LocalLoader:
 
     @property
     def source(self) -> RankBatches:
-        """The batches by epoch and position, for code that asks for them otherwise."""
+        """The batches by epoch and position, for code that reads them in another way."""
         return self._batches
 
     @property
@@ -266,8 +266,8 @@ class LocalLoader:
 
     def _read(self) -> Generator[Batch, None, None]:
         self._batches.epoch, self._batches.first = self._epoch, self._batch
-        # It knows of workers and of pinned memory. To ask it for its state takes longer than to
-        # cut a batch from its window.
+        # It runs workers and pins memory. Asking it for its state takes longer than cutting a batch
+        # from its window.
         torchdata = self._open() if self._workers or self._pin_memory else None
         if torchdata is not None:
             if self._within or self._workers:
@@ -294,16 +294,17 @@ class LocalLoader:
                 yield batch
                 asked = time.perf_counter()
         finally:
-            del reading  # a traceback holds what is here
+            del reading  # a traceback keeps local variables alive
             if torchdata is not None:
-                # Ends the workers now: collected in a cycle (an error and its traceback make
-                # one), torchdata's iterator would wait 5 s for each.
+                # Ends the workers now: if it were collected in a cycle (an error and its traceback
+                # make one), torchdata's iterator would wait 5 s for each.
                 torchdata.load_state_dict({})
 
     def _next(
         self, reading: Iterator[HandedOver], workers: Iterable[BaseProcess]
     ) -> HandedOver | None:
-        """What comes next; `PluginError` where one of the workers has ended before."""
+        """What comes next; None at the end. Raises `PluginError` if one of the workers has
+        ended."""
         try:
             return next(reading, None)
         except RuntimeError as error:
@@ -323,29 +324,29 @@ class LocalLoader:
     def spread(
         self, blocks: range, size: int, first: int | None = None
     ) -> Iterator[tuple[int, Batch]]:
-        """Blocks of `size` batches from all over the epoch, or its `first` so many, laid out by
-        lot, each batch with the number of its block; read in this process, while the position
-        stays.
+        """Randomly placed blocks of `size` batches from all over the epoch, or from its `first`
+        batches; each batch comes with the number of its block. They are read in this process, and
+        the position stays.
 
-        Any block is then as far from those before it as another, so that what is held out of some
-        says what the others will be.
+        All blocks are then equally far from those before them, so that blocks that are held out say
+        what the others will be like.
         """
         yield from self._batches.spread(self._epoch, blocks, size, first)
 
     @property
     def places(self) -> int:
-        """The number of places of the epoch where blocks may begin, for what it costs to read
+        """The number of places of the epoch where blocks may begin, given what it costs to read
         them."""
         return self._batches.places(self._epoch)
 
     def close(self) -> None:
-        """End the workers, though an epoch is under way."""
+        """End the workers, even if an epoch is under way."""
         reading = None if self._reading is None else self._reading()
         if reading is not None:
             reading.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, in numbers and texts alone; with it the stripes that are left out."""
+        """The position, as numbers and texts, and the stripes that are left out."""
         left_out = self._batches.left_out
         return {
             **({"left_out": list(left_out)} if left_out else {}),
@@ -360,10 +361,9 @@ class LocalLoader:
         if not isinstance(state, Mapping) or set(state) - {"left_out"} != parts:
             found = listed(sorted(state)) if isinstance(state, Mapping) else type(state).__name__
             raise DataError(
-                "the reader's state is not one of the local reader: it has "
-                f"{found}, as another reader has, or hot batches "
-                "(cache.hot_batches). Resume with the registry that made it (job.json of the "
-                "checkpoint holds it), or start afresh."
+                f"the reader's state is not one of the local reader: it has {found}, like the "
+                "state of another reader or of hot batches (cache.hot_batches). Resume with the "
+                "registry that made it (job.json of the checkpoint holds it), or start afresh."
             )
         theirs, ours = state["made_for"], self._made_for
         differing = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
@@ -377,8 +377,8 @@ class LocalLoader:
             )
         if self._workers and state["batches"] and state["torchdata"] is None:
             raise DataError(
-                "the reader's state, from within an epoch, is one of a reader without workers of "
-                "torchdata. Resume with such a one, or start afresh."
+                "the reader's state, from within an epoch, is one of a reader without torchdata's "
+                "workers. Resume with such a reader, or start afresh."
             )
         self._epoch, self._batch = state["epoch"], state["batches"]
         self._within = state["torchdata"]
@@ -392,10 +392,10 @@ class LocalLoader:
                 batch_size=None,
                 num_workers=self._workers,
                 pin_memory=self._pin_memory,
-                # Not this process: it runs threads, and forking it could deadlock.
+                # Not this process: it has threads, so forking it could deadlock.
                 multiprocessing_context=fork_server(__name__) if self._workers else None,
                 worker_init_fn=_die_with_rank,
-                generator=torch.Generator(),  # else it draws from the trainer's random numbers
+                generator=torch.Generator(),  # else it would draw from the trainer's random numbers
             )
 
 
@@ -408,8 +408,9 @@ def _by_window(
     size: int,
     windows: npt.NDArray[np.int64],
 ) -> Iterator[tuple[int, Read]]:
-    """The blocks, by their first batch, those of a window together, so that it is read once; until
-    they take too long. Windows come as they were drawn: any number of them is from all over."""
+    """The blocks, by their first batch, until they take too long. Those of a window come together,
+    so that it is read once. Windows come in random order, so that any number of them is from all
+    over the epoch."""
     began = time.monotonic()
     within: dict[int, list[int]] = {}
     for block, first in drawn.items():
@@ -441,6 +442,6 @@ def _check_picklable(batches: RankBatches) -> None:
         ForkingPickler.dumps(batches)
     except Exception as error:
         raise PluginError(
-            f"what transforms batches cannot be sent to the reader's workers ({error}): make it "
-            "picklable (no lambdas, no local functions), or set reader.workers to 0."
+            f"the code that transforms batches cannot be sent to the reader's workers ({error}): "
+            "make it picklable (no lambdas, no local functions), or set reader.workers to 0."
         ) from error

@@ -28,34 +28,34 @@ LOADING = 2
 
 @dataclass(frozen=True, kw_only=True)
 class LocalReaderConfig(Config):
-    """The options by which a rank reads."""
+    """How a rank reads."""
 
     shuffle: bool = True
-    """Train on a new order each epoch: stripes permuted, rows shuffled within a window."""
+    """Train in a new order each epoch: stripes are permuted, rows shuffled within a window."""
     window: Annotated[int, Range(ge=0)] = 2
-    """Stripes that are in memory at once and whose rows are shuffled; 0 keeps the rows of a
-    stripe in their order."""
+    """Stripes that are in memory at once and whose rows are shuffled together; 0 keeps the rows of
+    a stripe in order."""
     sessions: SessionOrder = "split"
-    """On a table clustered by session: split shuffles its rows one by one; together moves
-    consecutive rows of a session as one; whole also packs sessions into batches, so that their
-    edges cut one only where none that is left in the window fits."""
+    """For a table clustered by session: split shuffles its rows one by one; together moves
+    consecutive rows of a session as one; whole also packs sessions into batches, so that the end of
+    a batch cuts a session only if no session left in the window fits."""
     tail: Tail = "drop"
-    """Rows that fill no batch on every rank are left out (drop), or make a shorter last batch
-    on all of them (pad; a rank short of a row repeats one with weight 0). The test split is
+    """Rows that do not fill a batch on every rank are left out (drop), or make a shorter last batch
+    on all ranks (pad; a rank that is short of a row repeats one with weight 0). The test split is
     always padded."""
     workers: Annotated[int, Range(ge=0)] = 0
-    """Processes that read for a rank, in turn; 0 reads in the rank's own."""
+    """Processes that read for a rank, in turn; with 0, the rank's own process reads."""
     streams: Annotated[int | None, Range(ge=1)] = None
-    """Ranges that an epoch is cut into, by default one per consumer. Fix it to get the same
-    global batches at any number of ranks that divides it (same global batch size, no workers)."""
+    """Ranges that an epoch is cut into, by default one per consumer. Set it to get the same global
+    batches with any number of ranks that divides it (same global batch size, no workers)."""
     prefetch: bool = True
-    """Load the next window in threads while this one is used: one decodes it, the other gathers its
-    rows, and then the first begins with the window behind it if the trainer waits."""
+    """Load the next window in threads while this one is used: one thread decodes it, the other
+    gathers its rows, and the first then starts on the following window if the trainer waits."""
     pin_memory: bool | None = None
     """Batches in pinned memory; by default on CUDA."""
     read_log: Path | None = None
-    """A file to which each job adds a line: which columns of the train split it reads. Jobs may
-    share it; `recd data rewrite --read-log` lays tables out by it."""
+    """A file to which each job adds a line with the columns of the train split that it reads. Jobs
+    may share it; `recd data rewrite --read-log` lays tables out by it."""
 
     def idle_options(self) -> Mapping[str, str]:
         if self.shuffle and self.window:
@@ -158,11 +158,11 @@ class LocalReader:
 
 
 def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) -> None:
-    """`DataError` for a table of which training would get no batch."""
+    """Raises `DataError` for a table from which training would get no batch."""
     if not table.num_rows:
         raise DataError(
-            f"{table.path}: holds no rows, so nothing can be trained on it. Name another, "
-            "or see which etl step or filter leaves none."
+            f"{table.path}: holds no rows, so nothing can be trained on it. Name another, or see "
+            "which etl step or filter removes them all."
         )
     if not order.num_batches:
         raise DataError(
@@ -179,9 +179,9 @@ def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalRead
 
 
 def table_digest(table: Table) -> str:
-    """Changes with a table's files, by their footers and partitions, its stripes, what is joined to
-    its rows, and what is made of its columns, by what vocabularies hold; not with where any of it
-    lies."""
+    """Changes with a table's files (their footers and partitions), its stripes, what is joined to
+    its rows, and what is made of its columns, including the content of vocabularies; but not with
+    where any of these lie."""
     parts: list[object] = [
         (stripe.file.name, stripe.group, stripe.num_rows) for stripe in table.stripes
     ]

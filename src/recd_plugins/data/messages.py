@@ -1,4 +1,4 @@
-"""A raw log message: whose session it is of, its time, and bytes that the log never looks into."""
+"""A raw log message: its session, its time, and bytes that the log never looks into."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ MESSAGES = pa.schema(
 """The columns of messages in Arrow; timestamps are in ms."""
 
 LogRoute = Literal["session", "message"]
-"""What decides a message's log shard: its session id, or a hash of the message itself."""
+"""What determines a message's log shard: its session id, or a hash of the message itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
-    """Places in the parts of a log that grows, about two times.
+    """Places in the parts of a log that grows, for two points in time.
 
-    A part is what is written in one order: a writer's file, a partition. Its places are numbers
-    that grow, by its name; a part that is not named is not begun.
+    A part is what is written in one order: a writer's file, a partition. Places are increasing
+    numbers, by the part's name; a part that is not named has not begun.
     """
 
     before: Mapping[str, int]
-    """All that comes before such a place is earlier than the first time."""
+    """Everything before such a place is earlier than the first time."""
     past: Mapping[str, int]
-    """At such a place a writer has come to the second time, or its part has ended."""
+    """At such a place a writer has reached the second time, or its part has ended."""
     behind: tuple[str, ...]
-    """The writers that have not come so far, in words; they may still write what is earlier."""
+    """The writers that have not come that far, in words; they may still write earlier messages."""
     latest: int | None
-    """The latest timestamp that was met, which is the latest written while somebody is behind; None
-    where nothing was written."""
+    """The latest timestamp that was found. While a writer is behind, it is the latest one written.
+    None if nothing was written."""
     ended: bool
-    """Whether nobody writes any longer, and the writer that came furthest has closed."""
+    """Whether nobody writes any more, and the writer that came furthest has closed."""
 
 
 class Placed(NamedTuple):
-    """Messages, and the place of the first of them."""
+    """Messages, and the place of the first one."""
 
     part: str
     place: int

@@ -1,4 +1,4 @@
-"""The order of rows: which ones a consumer reads, a pure function of seed and position.
+"""The order of rows: which rows a consumer reads is a pure function of seed and position.
 
 An epoch permutes the stripes, lays their rows end to end and cuts them into `streams`
 equal ranges. A batch takes the same number of rows from each stream of its consumer (a
@@ -35,12 +35,13 @@ __all__ = [
 ]
 
 Tail = Literal["drop", "pad"]
-"""What becomes of rows that fill no last batch: left out, or filled up with rows of weight 0."""
+"""What happens to rows that do not fill the last batch: they are left out, or padded with rows of
+weight 0."""
 Rows = npt.NDArray[np.int64]
 SessionOrder = Literal["split", "together", "whole"]
-"""What shuffling does to the rows of a session that lie together: see `reader.sessions`."""
+"""What shuffling does to consecutive rows of a session: see `reader.sessions`."""
 Spans = tuple[Rows, Rows]
-"""Where each span of rows begins, and how many they are."""
+"""Where each span of rows begins, and how many rows it has."""
 
 STRIPES, ROWS = 0, 1
 """What a random generator is for; a part of its seed."""
@@ -48,7 +49,7 @@ STRIPES, ROWS = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """The streams shared out evenly to consumers: ranks, or `workers` workers of each."""
+    """How streams are shared out evenly to consumers: ranks, or `workers` workers of each."""
 
     world_size: int
     workers: int = 0
@@ -104,24 +105,25 @@ class ReadWindow:
     index: tuple[int, int, int]
     """Epoch, stream, and which of the stream's windows it is."""
     position: int
-    """The place in the stream of the first row that it delivers."""
+    """The position in the stream of the first row that it delivers."""
     num_rows: int
     """Rows that it delivers, padding included."""
     skipped: int = 0
-    """Rows before those, which an epoch that is resumed has delivered already."""
+    """Rows before those, which a resumed epoch has already delivered."""
     padding: int = 0
-    """The number of rows at the end that repeat a row to fill the batch; they weigh 0."""
+    """The number of rows at the end that repeat a row to fill the batch; their weight is 0."""
 
     @property
     def rows_read(self) -> int:
         return sum(piece.num_rows for piece in self.pieces)
 
     def cuts(self, rows_per_batch: int) -> list[int]:
-        """The rows that it delivers, cut at the borders of batches: the parts' sizes."""
+        """The sizes of the parts into which the borders of batches cut the rows that it
+        delivers."""
         return _cuts(self.position, self.num_rows, rows_per_batch)
 
     def until(self, end: int) -> ReadWindow:
-        """The same, without the rows that lie at position `end` of the stream and behind."""
+        """The same window, without the rows from position `end` of the stream on."""
         over = max(0, self.position + self.num_rows - end)
         padding = max(0, self.padding - over)
         return replace(self, num_rows=self.num_rows - over, padding=padding)
@@ -139,13 +141,13 @@ class Order:
     """Rows that a batch takes from each of its streams."""
     shuffle: bool
     window: int
-    """Pieces that are shuffled as one; 0 keeps rows in the order of their stripe."""
+    """Pieces that are shuffled together; 0 keeps rows in the order of their stripe."""
     tail: Tail
-    """`drop` leaves out what fills no batch; `pad` has a shorter last batch, padded."""
+    """`drop` leaves out what does not fill a batch; `pad` has a shorter last batch, padded."""
     seed: int
     sessions: SessionOrder = "split"
-    """`split` shuffles rows one by one, `together` runs of one session as one; `whole` also
-    packs these so that the borders of batches cut few."""
+    """`split` shuffles rows one by one, `together` moves a run of one session as one, and `whole`
+    also packs runs so that the borders of batches cut few."""
 
     @cached_property
     def num_rows(self) -> int:
@@ -167,7 +169,7 @@ class Order:
         return -(-self.rows_per_stream // self.rows_per_batch)
 
     def batch_rows(self, batch: int) -> int:
-        """Rows that a batch takes from each of its streams: the last may take fewer."""
+        """Rows that this batch takes from each of its streams: the last batch may take fewer."""
         return min(self.rows_per_batch, self.rows_per_stream - batch * self.rows_per_batch)
 
     def windows(self, epoch: int, stream: int, batch: int = 0) -> Iterator[ReadWindow]:
@@ -177,7 +179,8 @@ class Order:
         wanted, length = batch * self.rows_per_batch, self.rows_per_stream
         start, stop = (self.num_rows * bound // self.streams for bound in (stream, stream + 1))
         own = stop - start
-        # Where streams are more than rows, one without any is padded with a row of another's.
+        # If there are more streams than rows, a stream without any is padded with a row of another
+        # stream.
         pieces = self._pieces(epoch, start, max(own, 1))
         step = self.window if self.shuffle and self.window else 1
         position = 0
@@ -201,7 +204,8 @@ class Order:
                 return
 
     def rows(self, window: ReadWindow, runs: Rows | None = None) -> Rows:
-        """[num_rows] what a window delivers, in order: indices into its pieces laid end to end.
+        """[num_rows] the rows that a window delivers, in order: indices into its pieces laid end to
+        end.
 
         `runs` [R] are the rows of each run of one session in these pieces (`runs_of`), which
         `sessions` needs unless it is `split`.
@@ -250,7 +254,8 @@ class Order:
 
 
 def _cuts(position: int, num_rows: int, rows_per_batch: int) -> list[int]:
-    """The sizes of `num_rows` rows from `position` on, cut at the borders of batches."""
+    """The sizes of the parts of `num_rows` rows from `position` on, cut at the borders of
+    batches."""
     first = rows_per_batch - position % rows_per_batch
     borders = [0, *range(first, num_rows, rows_per_batch), num_rows]
     sizes: list[int] = np.diff(borders).tolist()
@@ -258,7 +263,8 @@ def _cuts(position: int, num_rows: int, rows_per_batch: int) -> list[int]:
 
 
 def runs_of(columns: Iterable[pa.ChunkedArray]) -> Rows:
-    """[R] rows of each run: consecutive rows of one session, in columns laid end to end.
+    """[R] the number of rows of each run: consecutive rows of one session, with the columns laid
+    end to end.
 
     A row without a session is a run of its own.
     """
@@ -270,14 +276,14 @@ def runs_of(columns: Iterable[pa.ChunkedArray]) -> Rows:
 
 
 def pack(begins: Rows, sizes: Rows, rooms: Sequence[int]) -> Spans:
-    """Runs into batches that have `rooms` for rows, filled one after the other, exactly.
+    """Packs runs into batches with room for `rooms` rows each, which are filled exactly, one after
+    the other.
 
-    The next run goes into the batch where it fits. Where it does not, the first later one
-    that does goes before it; where none does, it is cut, and its rest is the next. So is at
-    once a run that no room holds, else all of those would come last. The runs must fill
-    all rooms.
+    The next run goes into the batch if it fits. If it does not, the first later run that fits goes
+    before it; if none fits, the run is cut, and its rest is the next run. A run that no room can
+    hold is cut at once, else all of these would come last. The runs must fill all rooms.
     """
-    spans = np.empty((2, len(begins) + len(rooms)), np.int64)  # a room cuts one run at most
+    spans = np.empty((2, len(begins) + len(rooms)), np.int64)  # a room cuts at most one run
     count = _pack(begins, sizes.copy(), np.array(rooms), spans)
     return spans[0, :count], spans[1, :count]
 

@@ -35,46 +35,45 @@ S = TypeVar("S", Schema, ForeignSchema)
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetConfig(Config):
-    """The folders of the tables and, unless their footers say it, what their columns mean."""
+    """Where the tables lie and, unless their footers say it, what their columns mean."""
 
     train: Path | Uri | tuple[Path | Uri, ...]
-    """A folder of .parquet files, a file, a glob, or several of them, on disk or on a store:
-    s3://bucket/folder. Of a folder of folders `key=value` each key is a column."""
+    """A folder of .parquet files, a file, a glob, or several of these, on disk or on a store:
+    s3://bucket/folder. If a folder has folders `key=value`, each key is a column."""
     test: Path | Uri | tuple[Path | Uri, ...]
-    """The same of rows that are held out, to test on."""
+    """The same for the rows that are held out for testing."""
     format: TableFormat = "parquet"
-    """The format. For Delta Lake and Iceberg, their library says which files a table has. Its
-    path is its folder, or of Iceberg the metadata file that its catalog has."""
+    """The format. For Delta Lake and Iceberg, their libraries say which files a table has. The path
+    is the table's folder, or for Iceberg the metadata file that the catalog names."""
     snapshot: Annotated[int | None, Range(ge=0)] = None
-    """The version of Delta Lake, or the snapshot of Iceberg, that is trained on; by default the
-    latest. A run's pins.json says which that was."""
+    """The version (Delta Lake) or snapshot (Iceberg) to train on; by default the latest. A run's
+    pins.json says which one that was."""
     snapshot_test: Annotated[int | None, Range(ge=0)] = None
     """Likewise of the test split's table."""
     schema: ForeignSchema | None = None
-    """The columns' meaning, or the file that has it, seen from registry.yaml, as `recd data schema`
-    writes it; by default what the first file's footer says."""
+    """What the columns mean, or the file that says so, as `recd data schema` writes it; its path
+    starts at registry.yaml. By default what the first file's footer says."""
     where: str | None = None
-    """The rows that are taken, by columns of the files: `country == "DE" and time >= 2024-05-01`.
-    Stripes whose statistics tell that they have none are not read."""
+    """Which rows are taken, by columns of the files: `country == "DE" and time >= 2024-05-01`.
+    Stripes whose statistics show that they have none are not read."""
     where_test: str | None = None
-    """The same for the test split; by default as `where` says."""
+    """The same for the test split; by default the same as `where`."""
     sessions_share: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """The part of the sessions that is trained on, by a hash of the session: those of 0.05 are
-    among those of 0.1, in every run. The test split keeps all, so that runs can be compared."""
+    """The share of the sessions to train on, by a hash of the session: the sessions of 0.05 are
+    among those of 0.1, in every run. The test split keeps all sessions, so that runs can be
+    compared."""
 
     features: str | tuple[str, ...] = "*"
-    """The sparse features and dense columns that are taken, by name or glob; the others are not
-    read."""
+    """The sparse features and dense columns to take, by name or glob; the others are not read."""
     without: str | tuple[str, ...] = ()
-    """The columns that are left out of these, by name or glob."""
+    """The columns to leave out of these, by name or glob."""
     absent: str | tuple[str, ...] = ()
-    """Sparse features and dense columns that some of the files may lack, by name or glob, since
-    they came later or went: there a list is empty and a number 0, or what `nulls` of the schema
-    says. A column that another file lacks is an error, unless the log of its table says what it is
-    there."""
+    """Sparse features and dense columns that some files may lack, by name or glob, since they were
+    added later or removed: there a list is empty and a number is 0, or what `nulls` of the schema
+    says. Any other missing column is an error, unless the table's log says what its values are."""
 
     join: tuple[SideTableConfig, ...] = ()
-    """Features that lie in other tables, and are joined in by a key as rows are read."""
+    """Features in other tables, which are joined by a key as rows are read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +92,7 @@ class ParquetTables(Dataset, GivesNotices):
     """Read where they are: `prepare` copies nothing, unless the schema drops rows."""
 
     def __init__(self, config: ParquetConfig, cache: Path | None = None) -> None:
-        """`cache` is a folder for what is known of the files."""
+        """`cache` is a folder in which facts about the files are kept."""
         self._config = config
         self._cache = cache
         self._given = (
@@ -141,8 +140,8 @@ class ParquetTables(Dataset, GivesNotices):
         return Tables(train=self._open("train"), test=self._open("test"))
 
     def notices(self) -> list[Notice]:
-        """Whether the test split has files of the train split, whose rows no `where` parts; who
-        names one table for both splits means it."""
+        """A notice if the test split has files of the train split and no `where` separates their
+        rows; but not if one table is named for both splits, which must be intended."""
         config = self._config
         parted = config.where_test is not None and config.where_test != config.where
         if parted or config.train == config.test:
@@ -154,13 +153,13 @@ class ParquetTables(Dataset, GivesNotices):
             NotHeldOut(
                 what="dataset.test",
                 why=f"of its {so_many(len(tested), 'file')} dataset.train has {both:,} too, so "
-                "that its metrics say little of rows that are new",
+                "its metrics say little about new rows",
                 cure="Name files of its own, or have `where` and `where_test` part the rows.",
             )
         ]
 
     def _left(self, split: Split) -> Iterator[pa.Table]:
-        """The rows that the schema does not drop; a warning says how many it does."""
+        """The rows that the schema does not drop; a warning says how many are dropped."""
         schema, dropped, rows = self._given, Counter[str](), 0
         assert schema is not None  # it drops rows
         table = self._open(split, schema.keeping_all)
@@ -206,7 +205,7 @@ class ParquetTables(Dataset, GivesNotices):
         return table.select(selection, self._cache)
 
     def _side_tables(self, given: Schema | ForeignSchema | None) -> list[SideTable]:
-        """Those from which a feature is taken."""
+        """The side tables from which a feature is taken."""
         if given is None or not self._config.join:
             return []
         whole = given if isinstance(given, Schema) else given.conformed
@@ -226,7 +225,7 @@ class ParquetTables(Dataset, GivesNotices):
 def files_of_split(
     config: ParquetConfig, split: Split
 ) -> tuple[dict[Location, FileFacts], tuple[Location, ...], str | None]:
-    """The files of a split, what the config names, and their snapshot's name."""
+    """The files of a split, the paths that the config names, and the name of the snapshot."""
     given = config.train if split == "train" else config.test
     paths = given if isinstance(given, tuple) else (given,)
     if config.format == "parquet":

@@ -1,5 +1,5 @@
-"""One Parquet file: its footer, its columns by spans, the writing of one; an error says what else a
-file is."""
+"""One Parquet file: its footer, reading its columns, writing it; an error says what a file is that
+is not Parquet."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 R = TypeVar("R")
 TAIL = 64 << 10
-"""Bytes that are read of a file's end at once."""
+"""Bytes that are read from the end of a file at once."""
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 KINDS = (
     (b"\x1f\x8b", "gzip"),
@@ -64,22 +64,22 @@ KINDS = (
     (b"<", "HTML or XML"),
     (b"version https://git-lfs", "a pointer of Git LFS, whose file was not fetched"),
 )
-"""What a file begins with that is no Parquet file, and what it is."""
+"""First bytes of files that are not Parquet, and what such a file is."""
 LOOK = 4096
-"""Bytes by which a file of text is known."""
+"""How many bytes are looked at to recognise a text file."""
 OPTIONS = {"page_checksum_verification": True, "coerce_int96_timestamp_unit": "us"}
-"""How any file of Parquet is opened: old times (INT96) may be of any year, as the 9999 that stands
-for none in warehouses, which is no time in ns."""
+"""How every Parquet file is opened: old times (INT96) may have any year, such as the 9999 that
+stands for "none" in warehouses, which does not fit in ns."""
 SIGNED = 28
-"""Bytes behind a footer that anyone may read, of a file with columns that are encrypted."""
+"""The bytes after a readable footer, in a file with encrypted columns."""
 UNKNOWN_TYPES = (
     "some of its columns have a type that Arrow does not read (%s). Write the table with others."
 )
-NO_KEY = "which is not read, for no key is known here. Write it without encryption."
+NO_KEY = "which is not read, because no key is known here. Write it without encryption."
 
 
 class Footer(NamedTuple):
-    """A footer, and what it is known by."""
+    """A footer, and the digest that identifies it."""
 
     metadata: pq.FileMetaData
     digest: str
@@ -92,20 +92,21 @@ class Footer(NamedTuple):
         return cls(pq.read_metadata(pa.BufferReader(raw)), digest, raw)
 
     def under(self, names: TableNames | None, file: Location) -> Footer:
-        """The same with the columns as their table calls them, and known by that too; `raw` stays
-        as it lies in the file."""
+        """The same footer with its table's names of columns, which the digest then covers too;
+        `raw` stays as it lies in the file."""
         named = self.raw if names is None else names.applied(self.raw, file)
         return self if named is self.raw else Footer.of(named)._replace(raw=self.raw)
 
 
 def footer_of(file: Location, names: TableNames | None = None) -> pq.FileMetaData:
-    """The facts that the footer has; `DataError` for a file that is not a whole Parquet file."""
+    """The metadata in the footer; raises `DataError` for a file that is not a whole Parquet
+    file."""
     return read_footer(file, names).metadata
 
 
 def read_footer(file: Location, names: TableNames | None = None) -> Footer:
-    """The footer and what it is known by, its columns by the `names` of its table; `DataError` for
-    what is no whole Parquet file."""
+    """The footer and its digest, with the columns under the `names` of its table; raises
+    `DataError` for anything but a whole Parquet file."""
     _check_is_file(file)
     try:
         with _source(file) as source:
@@ -123,9 +124,9 @@ def footer_in(source: Any, file: Location, names: TableNames | None) -> Footer:
 
 
 def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int = 0) -> OpenedFile:
-    """The file, whose pages' checksums are verified; `DataError` for what is no whole Parquet, and
-    for what is not what it was when its `facts` were found. Of a file on disk a buffer keeps huge
-    columns from being read whole."""
+    """The opened file, whose pages' checksums are verified; raises `DataError` for anything but a
+    whole Parquet file, and for one that has changed since its `facts` were found. For a file on
+    disk, a buffer keeps huge columns from being read whole."""
     _check_is_file(file)
     try:
         source = _source(file)
@@ -146,8 +147,8 @@ def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int =
 
 
 class OpenedFile(pq.ParquetFile):
-    """A Parquet file that is open: pages' checksums are verified, partitions are columns, columns
-    that lie near each other are read in one I/O, and of a store several at a time."""
+    """An open Parquet file: pages' checksums are verified, partitions are columns, columns near
+    each other are read in one I/O, and on a store several I/Os run at a time."""
 
     def __init__(
         self,
@@ -162,7 +163,8 @@ class OpenedFile(pq.ParquetFile):
         self.digest = footer.digest
         self.partitions = {} if facts is None else dict(facts.partitions)
         self.left_out = lists_left_out(footer.metadata, location)
-        """The features of which the file leaves out lists, and how many ids each has with them."""
+        """The features of which the file leaves out lists, and how many ids each has when
+        expanded."""
         self._fetched = None if source is None else FetchedFile(location, source)
         self._io = 0.0
         bytes_of = location if self._fetched is None else pa.PythonFile(self._fetched, mode="r")
@@ -182,8 +184,8 @@ class OpenedFile(pq.ParquetFile):
         expand: bool = True,
         **options: Any,
     ) -> pa.Table:
-        """Columns of the file, and of its partitions. Unless it shall `expand` them, those that
-        leave out lists come as dictionaries."""
+        """Columns of the file and of its partitions. Without `expand`, those that leave out lists
+        come as dictionaries."""
         own = self._own(columns)
         if self._fetched is not None:
             began = time.perf_counter()
@@ -196,7 +198,7 @@ class OpenedFile(pq.ParquetFile):
         return expanded(rows, self.left_out) if expand else rows
 
     def longer(self, column: str) -> float:
-        """How many times as many ids a column has as lie in the file, which leaves out lists."""
+        """How many ids a column has, divided by those in the file, which leaves out lists."""
         return self._longer.get(column, 1.0)
 
     @cached_property
@@ -214,7 +216,7 @@ class OpenedFile(pq.ParquetFile):
             self._fetched.close()
 
     def io_seconds(self) -> float:
-        """The seconds that reading bytes took since this was asked last."""
+        """The seconds spent reading bytes since the last call."""
         found, self._io = self._io, 0.0
         return found
 
@@ -246,12 +248,12 @@ class OpenedFile(pq.ParquetFile):
 
 
 class FileWriter(pq.ParquetWriter):
-    """Writes a Parquet file; on a store it is there once it is closed, whole."""
+    """Writes a Parquet file; on a store it appears, whole, once it is closed."""
 
     def __init__(self, location: Location, schema: pa.Schema, **options: Any) -> None:
         self._location = location
         self._sink = None if isinstance(location, Path) else location.created()
-        if self._sink is None:  # a name with a colon is a path here, and no URI
+        if self._sink is None:  # a name with a colon is a path here, not a URI
             options["filesystem"] = LocalFileSystem()
         place = location.absolute() if isinstance(location, Path) else self._sink
         with self._explained():
@@ -282,8 +284,8 @@ class FileWriter(pq.ParquetWriter):
 def arrow_schema(
     footer: pq.FileMetaData, file: Location, facts: FileFacts | None = None
 ) -> pa.Schema:
-    """The types of a file's columns, as its table has them, partitions among them;
-    `DataError` where Arrow has none like them."""
+    """The types of a file's columns in its table, including partitions; raises `DataError` if Arrow
+    has no such types."""
     try:
         schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
@@ -317,7 +319,7 @@ def _try(file: Location, work: Callable[[], R]) -> R:
 
 
 def _tail(source: Any) -> bytes:
-    """The footer of an open file, as it lies there: in one read, unless it is a long one."""
+    """The footer of an open file, as it lies there, in one read unless it is long."""
     size = source.size()
     end = source.read_at(min(size, TAIL), max(0, size - TAIL))
     if len(end) < 12 or end[-4:] != MAGIC:
@@ -333,7 +335,8 @@ def _tail(source: Any) -> bytes:
 
 
 def _readable(file: Location, footer: Footer) -> Footer:
-    """The footer; `DataError` where columns are encrypted, which Arrow ends the process for."""
+    """The footer; raises `DataError` if columns are encrypted, on which Arrow would end the
+    process."""
     if len(footer.raw) - 8 - footer.metadata.serialized_size == SIGNED:
         raise DataError(f"{file}: has columns that are encrypted, {NO_KEY}")
     return footer
@@ -356,7 +359,7 @@ def _not_whole(file: Location, error: Exception) -> DataError:
 def _spans(
     footer: pq.FileMetaData, group: int, columns: Sequence[str] | None
 ) -> list[tuple[int, int]]:
-    """First byte and size of the chunks of some columns of a row group."""
+    """First byte and size of each chunk of some columns of a row group."""
     described, wanted = footer.row_group(group), None if columns is None else set(columns)
     spans = []
     for index in range(described.num_columns):
@@ -368,7 +371,7 @@ def _spans(
 
 
 def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
-    """The place in its file where a column of a stripe begins."""
+    """The place in the file where a column of a stripe begins."""
     first: int = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
         first = min(first, chunk.dictionary_page_offset)
@@ -376,8 +379,8 @@ def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def _what_is(file: Location) -> tuple[str, str]:
-    """The kind that a file which does not read as Parquet seems to be of, and what to do; nothing
-    where the former says it."""
+    """What a file that cannot be read as Parquet seems to be, and what to do; the second is empty
+    if the first says it."""
     again = "write it again, or take it out of the table."
     try:
         with file.open("rb") as binary:

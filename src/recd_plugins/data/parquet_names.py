@@ -1,8 +1,8 @@
 """The names of columns in a Parquet footer: found in its bytes, and replaced there.
 
-A footer is a struct of Thrift's compact protocol. All else in it stays as it is, byte by byte, so
-that readers of the new footer see only the new names: in types, in statistics and in what is asked
-for.
+A footer is a struct in Thrift's compact protocol. Everything else in it stays as it is, byte for
+byte, so readers of the new footer see only the new names: in types, in statistics and when they ask
+for columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRUE, FALSE, BYTE, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 2, 3, 7, 8, 9, 10
 NUMBERS = (4, 5, 6)
 """Types of Thrift's compact protocol."""
 TAIL = 8
-"""Bytes behind a footer: its length, and the mark of Parquet."""
+"""Bytes after a footer: its length, and Parquet's magic bytes."""
 
 
 @dataclass
@@ -33,18 +33,18 @@ class StoredColumn:
     """Its `field_id`."""
     repeated: bool
     at: int
-    """The first byte of its name in the footer, by which it is known."""
+    """The position of its name in the footer, which identifies it."""
     within: list[StoredColumn] = field(default_factory=list)
 
     def every(self) -> Iterator[StoredColumn]:
-        """The column, and the fields within it."""
+        """The column, and all fields within it."""
         yield self
         for one in self.within:
             yield from one.every()
 
 
 def columns_of(raw: bytes) -> list[StoredColumn]:
-    """The columns of a footer, which is given with what lies behind it in the file."""
+    """The columns of a footer, which is passed with the bytes after it in the file."""
     thrift = _Thrift(raw)
     for number, kind in thrift.fields():
         if number == SCHEMA:
@@ -65,7 +65,7 @@ def _fill(group: StoredColumn, count: int, elements: Iterator[tuple[StoredColumn
 
 
 def renamed(raw: bytes, columns: Iterable[StoredColumn], names: Mapping[int, str]) -> bytes:
-    """The footer with other names for some of its columns, which `names` has by their `at`."""
+    """The footer with new names for some of its columns; `names` has these by the column's `at`."""
     edits = [
         (one.at, one.at + len(_text(one.name)), _text(names[one.at]))
         for column in columns
@@ -86,7 +86,7 @@ def renamed(raw: bytes, columns: Iterable[StoredColumn], names: Mapping[int, str
 def _paths(
     column: StoredColumn, names: Mapping[int, str], before: tuple[str, ...], *, changed: bool
 ) -> Iterator[tuple[str, ...] | None]:
-    """The new path of each column of values; nothing where it is that of before."""
+    """The new path of each column that holds values; None if it is unchanged."""
     here = (*before, names.get(column.at, column.name))
     changed = changed or column.at in names
     if not column.within:
@@ -103,8 +103,8 @@ class _Thrift:
         self._at = 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """The number and the type of each field of a struct, whose value is to be taken before the
-        next one is asked for."""
+        """The number and the type of each field of a struct; the caller must read its value before
+        asking for the next one."""
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._signed()
@@ -116,7 +116,7 @@ class _Thrift:
         return (self._unsigned() if head >> 4 == 15 else head >> 4), head & 15
 
     def element(self) -> tuple[StoredColumn, int]:
-        """A column of the schema, and how many that follow are within it."""
+        """A column of the schema, and how many of the following ones are within it."""
         column, count = StoredColumn("", None, repeated=False, at=0), 0
         for number, kind in self.fields():
             if number == NAME:
@@ -135,7 +135,7 @@ class _Thrift:
     def paths_replaced(
         self, paths: list[tuple[str, ...] | None]
     ) -> Iterator[tuple[int, int, bytes]]:
-        """First byte, end and new bytes of the paths of the chunks of all row groups."""
+        """First byte, end and new bytes of the path of each chunk, over all row groups."""
         for number, kind in self.fields():
             if number != ROW_GROUPS:
                 self.skip(kind)
@@ -179,10 +179,7 @@ class _Thrift:
                 self._skip_item(kinds & 15)
         elif kind in (BYTE, DOUBLE):
             self._at += 1 if kind == BYTE else 8
-        elif kind not in (
-            TRUE,
-            FALSE,
-        ):  # a field that is true, or not, has no value beside its type
+        elif kind not in (TRUE, FALSE):  # the type of a boolean field is its value
             raise ValueError(f"its footer has a value of type {kind}")
 
     def _skip_item(self, kind: int) -> None:

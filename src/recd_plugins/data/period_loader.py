@@ -15,23 +15,23 @@ __all__ = ["OpenPeriod", "PeriodLoader", "last_period"]
 
 
 class OpenPeriod(NamedTuple):
-    """A period that is read: its loader, and the digest of what it was made of."""
+    """A period that is being read: its loader, and the digest of what it was made of."""
 
     loader: Loader | None
-    """None where it has no rows to train."""
+    """None if it has no rows to train on."""
     digest: str
 
 
 def last_period(state: Mapping[str, Any]) -> int:
-    """The period of the batch before the position that a loader's state names."""
+    """The period of the batch before the position in a loader's state."""
     return max(0, int(state["epoch"]) - (not state["batches"]))
 
 
 class PeriodLoader:
     """The batches of one rank; a `slots.Loader` whose epochs are periods.
 
-    The reader has a loader for each period, and reads the first epoch of it. A period without a
-    batch is passed over. Iterating yields the rest of a period; nothing where the data have ended.
+    The reader makes a loader for each period, and its first epoch is read. A period without a batch
+    is skipped. Iterating yields the rest of a period, or nothing if the data have ended.
     """
 
     def __init__(
@@ -39,18 +39,19 @@ class PeriodLoader:
         opened: Callable[[int], OpenPeriod | None],
         verify: Callable[[int], str | None],
     ) -> None:
-        """`opened` waits for a period; it gives none where the data end before it. `verify` raises
-        where a period is no more what it was made of, and gives its digest."""
+        """`opened` waits for a period and returns None if the data end before it. `verify` returns
+        a period's digest, or raises if the period is no longer what it was made of."""
         self._opened, self._verify = opened, verify
         self._epoch = self._batch = 0
         self._digest: str | None = None
-        """Of the period of the batch before the position."""
+        """The digest of the period of the batch before the position."""
         self._within: dict[str, Any] | None = None
-        """The reader's state within the period; nothing at its start."""
+        """The reader's state within the period; None at its start."""
         self._current: tuple[int, str, Loader] | None = None
 
     def __len__(self) -> int:
-        """The batches of the period in which the position is, once it is closed; 0 at the end."""
+        """The number of batches of the period in which the position is, once it is closed; 0 at the
+        end."""
         found = self._open()
         return 0 if found is None else len(found)
 
@@ -59,11 +60,11 @@ class PeriodLoader:
 
     @property
     def read_seconds(self) -> Mapping[str, float]:
-        """Seconds of each part of reading, of the period that is read."""
+        """Seconds of each part of reading the present period."""
         return {} if self._current is None else getattr(self._current[2], "read_seconds", {})
 
     def close(self) -> None:
-        """End what reads the period under way."""
+        """Close the loader of the period under way."""
         if self._current is not None:
             close = getattr(self._current[2], "close", None)
             if close is not None:
@@ -81,10 +82,10 @@ class PeriodLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; `DataError` where the period has other rows than it had."""
+        """Go on from the state; raises `DataError` if the period has other rows than it had."""
         if set(state) != {"epoch", "batches", "period", "within"}:
             raise DataError(
-                "the reader's state is of a dataset that does not grow: start a new run."
+                "the reader's state is from a dataset that does not grow: start a new run."
             )
         self.close()
         self._epoch, self._batch = state["epoch"], state["batches"]
@@ -120,7 +121,8 @@ class PeriodLoader:
                 return
 
     def _open(self) -> Loader | None:
-        """The loader of the period in which the position is, or of the next one with a batch."""
+        """The loader of the period in which the position is, or of the next one with a batch; None
+        if there is none."""
         if self._current is not None and self._current[0] == self._epoch:
             return self._current[2]
         while True:

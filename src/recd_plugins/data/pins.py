@@ -1,9 +1,9 @@
-"""The files of its tables that a run pins, and those that its transforms read, so that no run goes
-on with others.
+"""A run pins the files of its tables, and those that its transforms read, so that it never goes on
+with others.
 
-A file of a table is known by its footer, which says where each page lies and what is in it; a
-vocabulary, and what a transform reads, by all that is in it. A copy elsewhere is the same file, one
-written anew is another.
+A file of a table is identified by its footer, which says where each page lies and what is in it; a
+vocabulary, or a file that a transform reads, by its whole content. A copy elsewhere is the same
+file; a rewritten one is another.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from recd_plugins.storage.whole_file import whole_file, write_whole
 __all__ = ["check_pins", "copy_pins", "write_pins"]
 
 PINS = "pins.json"
-"""The file of a run's folder."""
+"""The file in a run's folder."""
 STEPS = "preprocess"
-"""The key in it under which are the files that transforms read."""
+"""The key in it that holds the files that transforms read."""
 
 
 def write_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> None:
-    """Keep in the run's folder which files it reads, and what they were; `steps` are those of its
-    transforms, by the option that names each."""
+    """Note in the run's folder which files it reads, and what they are; `steps` are its transforms'
+    files, by the option that names each."""
     pinned = {split: _pinned(tables[split]) for split in SPLITS}
     digests = {option: sha256_of(file) for option, file in steps.items()}
     write_whole(run / PINS, json.dumps({**pinned, STEPS: digests}, indent=1) + "\n")
 
 
 def copy_pins(run: Path, to: Path) -> None:
-    """Have a run that goes on with what another has trained pin the same files; none where that
-    began before there were any."""
+    """Make a run that continues another one pin the same files; none if that one began before pins
+    existed."""
     with contextlib.suppress(FileNotFoundError):
-        kept = (run / PINS).read_bytes()  # damaged or not: who checks them says so
+        kept = (run / PINS).read_bytes()  # damaged or not: `check_pins` reports that
         with whole_file(to / PINS) as part:
             part.write_bytes(kept)
 
 
 def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> None:
-    """`DataError`, which names the file, where tables are not those that the run began with, or
-    the files that transforms read. Other options are not for this to compare."""
+    """Raises `DataError`, which names the file, if the tables, or the files that transforms read,
+    are not those that the run began with. Other options are not compared here."""
     try:
         pinned = json.loads((run / PINS).read_text())
         before = {split: dict(pinned[split]["files"]) for split in SPLITS}
         digests = dict(pinned.get(STEPS, {}))
     except FileNotFoundError:
-        return  # a run of before there were any
+        return  # a run from before pins existed
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{run / PINS}: says what files the run reads, but cannot be read ({error}). Start a "
+            f"{run / PINS}: says which files the run reads, but cannot be read ({error}). Start a "
             "new run, or take the file away to go on unchecked."
         ) from error
     for split in SPLITS:
@@ -107,7 +107,7 @@ def _check(table: Table, before: Mapping[str, Mapping[str, Any]]) -> None:
     cure = "Resume with the table as it was, or start a new run."
     for name, pinned in before.items():
         if name not in now:
-            raise DataError(f"{table.path}: the run read {name}, which is there no more. {cure}")
+            raise DataError(f"{table.path}: the run read {name}, which is no longer there. {cure}")
         file, facts = now[name]
         if (facts.size, facts.digest) != (pinned.get("size"), pinned.get("footer")):
             raise DataError(f"{file}: is not what it was when the run began. {cure}")
@@ -117,9 +117,9 @@ def _check(table: Table, before: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _names(files: Collection[Location], tops: Sequence[Location]) -> dict[Location, str]:
-    """Each file's path within its table, for a table may be moved: below the folder that it is, or
-    that globs begin with, whichever files are there; or else below the folder that all files lie
-    in. Partitions may have files of one name."""
+    """Each file's path within its table, so that the table may be moved: relative to the table's
+    folder, or to the folder that globs begin with, whichever files are there; else relative to the
+    folder that all files lie in. Files in different partitions may share a name."""
     kind, each = type(tops[0]), [top.parts for top in tops]
     for heads in (each, [_before_glob(one) for one in each]):
         head = _common(heads)

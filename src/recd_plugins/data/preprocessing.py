@@ -1,4 +1,4 @@
-"""A `preprocess` transform's effect on a schema and on feature groups, known before any batch."""
+"""What a `preprocess` transform does to a schema and to feature groups, known before any batch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenTransform:
-    """A transform, and the features that registry.yaml chose it for, by name or glob."""
+    """A transform, and the features that registry.yaml applies it to, by name or glob."""
 
     who: str
     """The record and its place in registry.yaml, for error messages."""
     where: str
     """The place alone."""
     features: tuple[str, ...]
-    """`*` where it says nothing: then those that the transform names itself, or all."""
+    """`*` if registry.yaml names none: then those that the transform itself names, or all."""
     transform: Preprocess | DensePreprocess
     label: str = ""
     """The record's name."""
@@ -49,7 +49,7 @@ class ChosenTransform:
         return takes_dense(self.transform)
 
     def taken(self, schema: Schema) -> tuple[str, ...]:
-        """The features that it takes of those that there are."""
+        """Which of the present features it takes."""
         names = schema.dense if self.dense else schema.sparse_names
         kind = "dense column" if self.dense else "feature"
         own: tuple[str, ...] | None = getattr(self.transform, "takes", None)
@@ -69,7 +69,7 @@ class ChosenTransform:
 
 
 def takes_dense(transform: Preprocess | DensePreprocess) -> bool:
-    """Whether a transform is of dense columns: its attribute `dense` says so."""
+    """Whether a transform takes dense columns: its attribute `dense` says so."""
     return bool(getattr(transform, "dense", False))
 
 
@@ -81,10 +81,10 @@ class Step:
     """The record and its place in registry.yaml, for error messages."""
     transform: Preprocess | DensePreprocess
     before: Schema
-    """The schema of what comes to the transform, and of what goes by."""
+    """The schema in front of the transform: what it takes, and what passes it by."""
     takes: tuple[str, ...]
     label: str = ""
-    """The record's name, where it is one."""
+    """The record's name, if it is a record's transform."""
 
     @property
     def dense(self) -> bool:
@@ -93,11 +93,11 @@ class Step:
 
     @property
     def on_ids(self) -> Preprocess:
-        """The transform, of one that takes sparse features."""
+        """The transform, which must take sparse features."""
         return cast("Preprocess", self.transform)
 
     def made(self, keys: Sequence[str]) -> tuple[SparseFeature, ...]:
-        """The features that come out where some of those that it takes go in."""
+        """The features that come out if only these of the features that it takes go in."""
         part = dataclasses.replace(
             self.before, dense=(), vectors=(), sparse=tuple(map(self.before.feature, keys))
         )
@@ -111,12 +111,12 @@ class Step:
 
     @property
     def dense_part(self) -> Schema:
-        """The schema of the dense columns that it takes, alone."""
+        """The schema of only the dense columns that it takes."""
         vectors = tuple(one for one in self.before.vectors if one.name in self.takes)
         return dataclasses.replace(self.before, dense=self.takes, vectors=vectors, sparse=())
 
     def made_of_dense(self) -> Schema:
-        """The dense columns and the features that come out where dense columns go in."""
+        """The dense columns and the features that come out if dense columns go in."""
         after = self._asked(self.dense_part, self.takes)
         if not after.sparse and not after.dense:
             raise PluginError(
@@ -140,61 +140,62 @@ class Step:
         return after
 
     def names(self, keys: Sequence[str]) -> tuple[str, ...]:
-        """The names of those."""
+        """The names of the dense columns and features in `made_of_dense`."""
         return tuple(feature.name for feature in self.made(keys))
 
     @property
     def weighs(self) -> bool:
-        """Whether a feature that comes out is scored, or may be: of a trainer's own batches the
-        names alone are known."""
+        """Whether a feature that comes out is scored, or may be: for a trainer's own batches only
+        the names are known."""
         if any(self.before.feature(name).num_ids == MOST_IDS for name in self.takes):
             return True
         return any(one.scored for one in (self.made(self.takes) if self.takes else ()))
 
     @property
     def weighed(self) -> tuple[str, ...]:
-        """The features that come out scored, be those that it takes so or not."""
+        """The features that come out scored, whether or not those that go in are."""
         bare = [dataclasses.replace(self.before.feature(name), scored=False) for name in self.takes]
         try:
             made = dataclasses.replace(self, before=self.before.replace(bare)).made(self.takes)
-        except Exception:  # whatever its author raises where ids have no weights
+        except Exception:  # whatever its author raises if ids have no weights
             return ()
         return tuple(feature.name for feature in made if feature.scored)
 
     @property
     def changes_keys(self) -> bool:
-        """Whether other features come out than go in: added, renamed or made one."""
+        """Whether the features that come out differ from those that go in: added, renamed or
+        merged."""
         return not self.dense and bool(self.takes) and self.names(self.takes) != self.takes
 
     @property
     def whole(self) -> bool:
-        """Whether it needs all that it takes: it makes other features, or takes dense columns side
-        by side. The others transform each feature by itself."""
+        """Whether it needs everything that it takes: it makes other features, or takes dense
+        columns side by side. Other transforms handle each feature by itself."""
         return self.dense or self.changes_keys
 
     def needed(self, wanted: Collection[str]) -> frozenset[str]:
-        """The features and dense columns that it is to be given, so that `wanted` come out."""
+        """The features and dense columns that it must be given so that `wanted` come out."""
         if not self.takes or not self.whole or not self._made_names & {*wanted}:
             return frozenset(wanted)
         return frozenset(wanted) - self._made_names | {*self.takes}
 
     def left(self, there: Collection[str]) -> frozenset[str]:
-        """The features and dense columns behind the transform, where these come to it: of those
-        that it takes all or none, if it needs all."""
+        """The features and dense columns after the transform, if `there` come to it: of those that
+        it takes all or none, if it needs all."""
         if not self.whole or not {*self.takes} & {*there}:
             return frozenset(there)
         return frozenset(there) - {*self.takes} | self._made_names
 
     @property
     def _made_names(self) -> frozenset[str]:
-        """The features and dense columns that come out where all that it takes goes in."""
+        """The features and dense columns that come out if everything that it takes goes in."""
         if not self.dense:
             return frozenset(self.names(self.takes))
         made = self.made_of_dense()
         return frozenset((*made.dense, *made.sparse_names))
 
     def after(self) -> Schema:
-        """The schema behind the transform; features of a new name come last."""
+        """The schema after the transform; features with a new name come last."""
         if not self.takes:
             return self.before
         if self.dense:
@@ -206,11 +207,11 @@ class Step:
         kept = self.before.drop(name for name in self.takes if name not in names)
         try:
             return kept.replace(feature for feature in made if feature.name in self.takes).add(new)
-        except RegistryError as error:  # of columns that the transform does not take
+        except RegistryError as error:  # it names a column that the transform does not take
             raise RegistryError(f"{self.who}: {error.message}") from error
 
     def _after_dense(self, made: Schema) -> Schema:
-        """The schema with what was made of dense columns in their place, or behind all."""
+        """The schema with what was made of dense columns, in their place or at the end."""
         new = [name for name in made.dense if name not in self.takes]
         self._check_free([*new, *made.sparse_names])
         gone = [name for name in self.takes if name not in made.dense]
@@ -233,10 +234,10 @@ class Step:
                 )
 
     def groups(self, groups: Groups) -> Groups:
-        """The feature groups behind the transform, which runs on each by itself.
+        """The feature groups after the transform, which runs on each by itself.
 
-        `RegistryError` where a new feature is made of several groups, or of one and of features
-        that are in none: its unique samples would be neither's.
+        Raises `RegistryError` if a new feature is made of several groups, or of a group and
+        features that are in none: it would have the unique samples of neither.
         """
         if not self.changes_keys:
             return groups
@@ -254,11 +255,10 @@ class Step:
         return group if made == taken else (*(n for n in group if n not in taken), *made)
 
     def makes_apart(self, parts: Sequence[tuple[str, ...]]) -> bool:
-        """Whether the same features come out where these parts of what it takes go in by
-        themselves."""
+        """Whether the same features come out if these parts of what it takes go in separately."""
         try:
             separately = [name for part in parts for name in self.names(part)]
-        except Exception:  # whatever its author raises where a feature is missing
+        except Exception:  # whatever its author raises if a feature is missing
             separately = []
         return sorted(separately) == sorted(self.names(self.takes))
 
@@ -272,8 +272,8 @@ class Step:
 
 
 def joined_by(steps: Sequence[Step]) -> tuple[tuple[str, ...], ...]:
-    """The features before all steps of which one makes others together: unique samples of some of
-    them are none of what it makes."""
+    """For each step that makes other features of several: the features, before all steps, that it
+    needs together. Unique samples of only some of them are not unique samples of what it makes."""
     found: dict[tuple[str, ...], None] = {}
     made_of: dict[str, tuple[str, ...]] = {}
     for step in steps:
@@ -290,7 +290,7 @@ def joined_by(steps: Sequence[Step]) -> tuple[tuple[str, ...], ...]:
 
 
 def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:
-    """Each transform on what the ones before it make of the schema."""
+    """Each transform, with the schema that the ones before it make."""
     steps: list[Step] = []
     for one in chosen:
         step = Step(
@@ -306,7 +306,7 @@ def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:
 
 
 def _after(step: Step) -> Schema:
-    """The schema behind a step; `PluginError` whatever its author's `schema` raises."""
+    """The schema after a step; whatever its author's `schema` raises becomes a `PluginError`."""
     try:
         return step.after()
     except RecdError:
@@ -319,7 +319,8 @@ def _after(step: Step) -> Schema:
 
 
 def needed(steps: Sequence[Step], wanted: Collection[str]) -> frozenset[str]:
-    """The features and dense columns that go into steps, so that `wanted` come out of the last."""
+    """The features and dense columns that must go into the steps so that `wanted` come out of the
+    last."""
     found = frozenset(wanted)
     for step in reversed(steps):
         found = step.needed(found)
@@ -327,9 +328,9 @@ def needed(steps: Sequence[Step], wanted: Collection[str]) -> frozenset[str]:
 
 
 def completed(steps: Sequence[Step], read: Collection[str]) -> frozenset[str]:
-    """The features and dense columns that are read, and those that have to be read beside them so
-    that a step which needs all that it takes is given all of it or none. Then nothing comes out of
-    the last step that would not come out of it if all were read."""
+    """The features and dense columns that are read, and those that must also be read so that a step
+    which needs everything that it takes gets all of it or nothing. Then nothing comes out of the
+    last step that would not come out if everything were read."""
     found, there, at = frozenset(read), frozenset(read), 0
     while at < len(steps):
         step = steps[at]
@@ -343,17 +344,17 @@ def completed(steps: Sequence[Step], read: Collection[str]) -> frozenset[str]:
 
 
 def narrowed(steps: Sequence[Step], schema: Schema) -> list[Step]:
-    """The same steps where some of the features and dense columns alone go in, `completed`: those
-    are gone that nothing is left for."""
+    """The same steps if only these features and dense columns, which must be `completed`, go in;
+    steps with nothing left to take are dropped."""
     kept = []
     for step in steps:
         there = {*(schema.dense if step.dense else schema.sparse_names)}
         takes = tuple(name for name in step.takes if name in there)
         if step.whole and takes not in ((), step.takes):
             raise CapabilityError(
-                f"{step.who} needs {', '.join(step.takes)} together, and of these "
-                f"{', '.join(takes)} alone is read: whoever asks for it has another version of "
-                "recd-plugins. Install the same one."
+                f"{step.who} needs {', '.join(step.takes)} together, but only {', '.join(takes)} "
+                "is read: the process that asks for it has another version of recd-plugins. "
+                "Install the same one."
             )
         if takes:
             kept.append(dataclasses.replace(step, before=schema, takes=takes))
@@ -365,6 +366,6 @@ MOST_IDS = 2**62
 
 
 def schema_of_keys(keys: Iterable[str]) -> Schema:
-    """The schema of batches that no table describes: the names of their features are known."""
+    """The schema of batches that no table describes: only the names of their features are known."""
     features = tuple(SparseFeature(name=key, num_ids=MOST_IDS) for key in keys)
     return Schema(label="", session_id=None, timestamp=None, sparse=features)

@@ -1,8 +1,8 @@
-"""The log of columns that jobs read of a table, as lines of JSON that readers add: popularity is
-counted by it.
+"""The log of which columns of a table jobs read, as lines of JSON that readers append: popularity
+is counted from it.
 
-Each line has a digest of itself. Lines that are gone altogether are not noticed: jobs add to a log
-at once, and none of them knows what the others add.
+Each line has a digest of itself. Lines that are missing altogether are not noticed: jobs append to
+a log concurrently, and none knows what the others append.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ DAY = 86_400
 def note_reading(
     log: Path, table: Location, columns: Iterable[str], *, now: float | None = None
 ) -> None:
-    """Add a line: a job begins to read these columns of a table. Jobs may add at once."""
+    """Append a line: a job begins to read these columns of a table. Several jobs may append at
+    once."""
     entry = {
         "time": round(time.time() if now is None else now, 3),
         "table": str(table),
@@ -36,7 +37,7 @@ def note_reading(
     }
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:  # a line is one write, at the end of what there is
+        with log.open("a") as file:  # a line is one write, at the end of the file
             file.write(with_digest(entry))
     except OSError as error:
         raise DataError(f"{log}: the read log cannot be written ({error.strerror}).") from error
@@ -52,8 +53,8 @@ def _digest(entry: Mapping[str, Any]) -> str:
 
 
 def popularity(log: Path, *, days: float = 7, now: float | None = None) -> Counter[str]:
-    """The number of jobs of the latest days that read each column. A last line without its end,
-    which a job may be writing now, does not count, and is warned of."""
+    """The number of jobs of the latest days that read each column. An incomplete last line, which a
+    job may be writing now, does not count and causes a warning."""
     since = (time.time() if now is None else now) - days * DAY
     counts = Counter[str]()
     try:
@@ -67,7 +68,7 @@ def popularity(log: Path, *, days: float = 7, now: float | None = None) -> Count
                 raise ValueError("altered")
             columns = entry["columns"]
             if not (isinstance(columns, list) and all(isinstance(one, str) for one in columns)):
-                raise TypeError("columns are no list of names")  # a text is one of letters
+                raise TypeError("columns are no list of names")  # a text would be one of letters
             if float(entry["time"]) >= since:
                 counts.update(columns)
         except (
@@ -79,8 +80,8 @@ def popularity(log: Path, *, days: float = 7, now: float | None = None) -> Count
             ) from error
     if last:
         warnings.warn(
-            f"{log}:{len(lines) + 1}: has no end, and does not count: a job writes it now, or was "
-            "ended while it did.",
+            f"{log}:{len(lines) + 1}: is incomplete and does not count: a job is writing it now, "
+            "or was ended while writing it.",
             NoticeWarning,
             stacklevel=2,
         )

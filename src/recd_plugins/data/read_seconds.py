@@ -1,7 +1,7 @@
-"""A reader's time: seconds of each part, which batches bring along.
+"""A reader's time: seconds of each part, which batches carry.
 
-A part is measured where it is done, in a thread or in a worker, while something else may run: the
-seconds of all parts are more than training waits for.
+A part is measured where it runs, in a thread or a worker, while something else may run: the seconds
+of all parts add up to more than training waits for.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PARTS = {
     DECODE: "columns out of these bytes, checked, and conformed where somebody else wrote them",
     GATHER: "rows in their order, cut into batches",
     CONVERT: "what `dedup` makes of a batch",
-    HAND_OVER: "from who has read a batch to who trains on it, while that one waits",
+    HAND_OVER: "from the reader of a batch to its trainer, while the trainer waits",
 }
-"""What each part holds; beside these stands each transform of `preprocess`, by its name."""
+"""What each part covers; each transform of `preprocess` is a further part, by its name."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class ReadSeconds:
 
     @contextmanager
     def of(self, part: str) -> Iterator[None]:
-        """The time that is spent within goes to this part."""
+        """Count the time that is spent inside it for this part."""
         began = time.perf_counter()
         try:
             yield
@@ -61,19 +61,19 @@ class ReadSeconds:
             self.add(part, time.perf_counter() - began)
 
     def taken(self) -> dict[str, float]:
-        """The seconds that there are; from then on it counts from 0."""
+        """The seconds so far; counting restarts at 0."""
         found, self.parts = self.parts, {}
         return found
 
 
 @dataclass(frozen=True)
 class HandedOver:
-    """A batch, or the error in its place, as a worker hands it to its rank."""
+    """A batch, or the error in its place, as a worker hands it over to its rank."""
 
     batch: Any
     seconds: Mapping[str, float]
     finished: float
-    """When it was; the clock is one for all processes of a machine."""
+    """When it was handed over; all processes of a machine share this clock."""
 
     def pin_memory(self) -> HandedOver:
         batch = self.batch if isinstance(self.batch, RecdError) else self.batch.pin_memory()

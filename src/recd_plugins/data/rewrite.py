@@ -1,8 +1,8 @@
-"""A table written anew in another layout: maps flattened, columns in another order, other stripes.
+"""Rewrites a table in another layout: maps flattened, columns in another order, other stripes.
 
 Any Parquet files will do. The rows stay as they are, and so does what the footers say of them; ids
 of a table of ours take 4 bytes, as in one that is written today. The result appears file by file,
-each whole: a rewrite that was ended goes on behind the last of them. Memory holds a stripe of the
+each whole: an interrupted rewrite goes on after the last of them. Memory holds a stripe of the
 source and one of the result.
 """
 
@@ -41,19 +41,20 @@ class RewriteConfig(Config):
     """The new layout."""
 
     flatten: tuple[str, ...] = ()
-    """Map columns; each of their keys becomes a column, named `{column}_{key}`: a feature each."""
+    """Map columns; each of their keys becomes a column, named `{column}_{key}`, and so a
+    feature."""
     first: tuple[str, ...] = ()
     """The columns that come first, in this order: the most popular ones."""
     rows_per_stripe: Annotated[int, Range(ge=1)] = 131_072
-    """More rows make larger reads, and take more memory of readers."""
+    """More rows make larger reads, and need more memory in readers."""
     stripes_per_file: Annotated[int, Range(ge=1)] = 8
-    """A file is what a rewrite that was ended does not write again."""
+    """An interrupted rewrite keeps each whole file that it has written."""
     page_size: Annotated[int, Range(ge=1024)] = 1 << 20
     """Bytes of a page before compression."""
     compression_level: Annotated[int, Range(ge=1, le=22)] = 1
     """The level of zstd."""
     leave_out_repeats: bool = False
-    """A null stands for each list of ids that equals the row before's."""
+    """A null stands for each list of ids that equals the previous row's."""
 
 
 def rewrite(
@@ -62,8 +63,8 @@ def rewrite(
     config: RewriteConfig,
     progress: Progress = silent,
 ) -> int:
-    """Write the table into `target`, a folder; its rows. What an ended run of the same left there
-    stays."""
+    """Write the table into the folder `target`; returns its number of rows. Files that an
+    interrupted run of the same rewrite left there stay."""
     facts = found_files(source)
     files = tuple(facts)
     there = target.exists()
@@ -72,12 +73,12 @@ def rewrite(
     footers = {file: footer_of(file, known.names) for file, known in facts.items()}
     arrow = _types(footers[files[0]], files[0], facts[files[0]])
     _check(arrow, facts, footers, config)
-    # A store renames nothing: there the plan lies in the table until it is whole, and says that it
-    # is not.
+    # A store cannot rename: there the plan lies in the table's folder until it is whole, and marks
+    # it as unfinished.
     part = target if isinstance(target, Uri) else target.with_name(target.name + ".part")
     with nullcontext() if isinstance(part, Uri) else written_alone(part, target):
         if not isinstance(target, Uri) and target.exists():
-            raise _there(target)  # by another that has just ended
+            raise _there(target)  # made by another rewrite that has just ended
         _write_files(facts, footers, part, arrow, config, progress)
         if isinstance(part, Path) and isinstance(target, Path):
             part.rename(target)
@@ -96,7 +97,7 @@ def _write_files(
     config: RewriteConfig,
     progress: Progress,
 ) -> None:
-    """Write all files but those that an ended run of the same has written."""
+    """Write all files except those that an interrupted run of the same rewrite has written."""
     total: int = sum(footer.num_rows for footer in footers.values())
     done, keys = _begun(part, facts, footers, config)
     if keys is None:
@@ -127,7 +128,7 @@ def _plan(
     footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
 ) -> str:
-    """Changes with what is written, and with what it is written of."""
+    """Changes with what is written, and with what it is written from."""
     what = [
         (str(file), footers[file].num_rows, file.stat().st_mtime_ns, repr(facts.partitions))
         for file, facts in files.items()
@@ -142,7 +143,8 @@ def _begun(
     footers: Mapping[Location, pq.FileMetaData],
     config: RewriteConfig,
 ) -> tuple[int, dict[str, list[str]] | None]:
-    """Files that an ended run of the same has written, and the keys that it found."""
+    """The number of files that an interrupted run of the same rewrite has written, and the keys
+    that it found; None if there was none."""
     try:
         begun = json.loads(_plan_file(part).read_text())
         if begun["plan"] == _plan(files, footers, config):
@@ -150,10 +152,11 @@ def _begun(
             return _whole_files(part, config), keys
     except (OSError, ValueError, KeyError, AttributeError):
         pass
-    # The plan goes first, or else a part of what a kill leaves would be taken for the whole.
+    # The plan goes first: after a kill in between, the files that are left would else be taken for
+    # all of them.
     if isinstance(part, Uri):
         if files_there := [*part.glob("part-*.parquet")]:
-            _plan_file(part).write_text("")  # which says that the table is not whole, too
+            _plan_file(part).write_text("")  # it also marks the table as unfinished
         for file in files_there:
             file.unlink(missing_ok=True)
     else:
@@ -163,8 +166,8 @@ def _begun(
 
 
 def _whole_files(part: Location, config: RewriteConfig) -> int:
-    """The number of files that are there, whole. On a store one that an error ended may have its
-    name, but not its rows."""
+    """The number of whole files that are there. On a store, a file whose writing failed may have
+    its name, but not its rows."""
     files: list[Location] = sorted([*part.glob("part-*.parquet")], key=str)
     if not isinstance(part, Uri):
         return len(files)
@@ -200,15 +203,15 @@ def _check(
     for file, facts in files.items():
         if _types(footers[file], file, facts) != arrow:
             raise DataError(
-                f"{file}: has other columns than {next(iter(files))}. Rewrite them as tables of "
-                "their own."
+                f"{file}: has other columns than {next(iter(files))}. Rewrite them as separate "
+                "tables."
             )
     _check_maps(arrow, config)
     if config.leave_out_repeats and METADATA_KEY not in (arrow.metadata or {}):
         raise DataError(
-            f"{next(iter(files))}: is no table of `recd`, so others may read it, who would take "
-            "lists that are left out for nulls. Import it first (`recd data import`), or rewrite "
-            "it with all of its lists."
+            f"{next(iter(files))}: is no table of `recd`, so other programs may read it, and would "
+            "take lists that are left out for nulls. Import it first (`recd data import`), or "
+            "rewrite it with all of its lists."
         )
 
 
@@ -221,14 +224,15 @@ def _check_maps(arrow: pa.Schema, config: RewriteConfig) -> None:
             pa.types.is_integer(kind.key_type) or pa.types.is_string(kind.key_type)
         ):
             raise DataError(
-                f"column {name!r} is {kind}, and only a map from integers or texts is flattened."
+                f"column {name!r} is {kind}, but only a map from integers or texts can be "
+                "flattened."
             )
 
 
 def columns_after(
     source: Location | Sequence[Location], config: RewriteConfig, progress: Progress
 ) -> tuple[str, ...]:
-    """The columns that a rewrite makes."""
+    """The columns that a rewrite writes."""
     facts = found_files(source)
     first, known = next(iter(facts.items()))
     arrow = arrow_schema(footer_of(first, known.names), first, known)
@@ -256,9 +260,9 @@ def _map_keys(files: Mapping[Location, FileFacts], column: str, progress: Progre
 
 
 def flattened(column: pa.MapArray, keys: Sequence[str]) -> list[pa.Array]:
-    """A map column as one column for each of these keys: its item in each row, or none.
+    """A map column as one column per key, with the key's item in each row, if it has one.
 
-    Of items that are lists a row without the key has an empty one; of others a null.
+    A row without the key has an empty list if items are lists, else a null.
     """
     offsets = column.offsets.to_numpy()
     first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
@@ -295,7 +299,7 @@ def _rows(
     arrow: pa.Schema,
     skipped: int,
 ) -> Iterator[pa.Table]:
-    """The rows from `skipped` on, stripe by stripe: stripes before are not read."""
+    """The rows from `skipped` on, stripe by stripe: earlier stripes are not read."""
     for file, facts in files.items():
         footer = footers[file]
         if skipped >= footer.num_rows:
@@ -326,7 +330,7 @@ def _types(footer: pq.FileMetaData, file: Location, facts: FileFacts) -> pa.Sche
 
 
 def _narrow(rows: pa.Table, arrow: pa.Schema, stripe: Stripe) -> pa.Table:
-    """The rows with ids of 4 bytes, where the types have such."""
+    """The rows with ids of 4 bytes where the types say so."""
     for at, field in enumerate(rows.schema):
         kind = arrow.field(field.name).type
         if kind == NARROW_IDS and kind != field.type:
@@ -371,7 +375,7 @@ def _write(
     keys: Mapping[str, Sequence[str]],
     config: RewriteConfig,
 ) -> int:
-    """One file of the result; its rows."""
+    """Write one file of the result; returns its number of rows."""
     writer: FileWriter | None = None
     rows = 0
     try:
@@ -404,7 +408,7 @@ def _write(
 
 
 def _leavable(arrow: pa.Schema) -> tuple[str, ...]:
-    """The features of which lists may be left out, by the schema that a table of ours has."""
+    """The features whose lists may be left out, by the schema that a table of ours has."""
     text = (arrow.metadata or {}).get(METADATA_KEY)
     return () if text is None else Schema.from_json(text, "the table").unscored_names
 
@@ -415,7 +419,7 @@ def _laid_out(rows: pa.Table, keys: Mapping[str, Sequence[str]], config: Rewrite
     for name in rows.column_names:
         if name not in keys:
             columns[name] = rows[name]
-            fields[name] = rows.schema.field(name)  # says whether it may hold nulls
+            fields[name] = rows.schema.field(name)  # the type says whether it may hold nulls
             continue
         (chunk,) = rows[name].chunks or [pa.array([], rows[name].type)]
         parts = zip(keys[name], flattened(chunk, keys[name]), strict=True)

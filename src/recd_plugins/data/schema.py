@@ -1,7 +1,7 @@
 """The schema of a row: session, timestamp, labels, dense floats, sparse lists of ids.
 
-A schema travels in the footer of every file of a table (`METADATA_KEY`), as JSON. What columns of
-somebody else's files have to become such rows is in `foreign.py`.
+A schema is stored as JSON in the footer of every file of a table (`METADATA_KEY`). How columns of
+foreign files become such rows is described in `foreign.py`.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ METADATA_KEY = b"recd_schema"
 IDS = pa.list_(pa.field("element", pa.int64(), nullable=False))
 """The Arrow type of a feature's column: a list of int64 a row, without nulls in it."""
 NARROW_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
-"""The type of such a column in files, where each of its ids fits."""
+"""The type of such a column in files if all of its ids fit."""
 WEIGHTS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 FIT = 1 << 31
-"""Ids below it fit into 4 bytes, with a sign."""
+"""Ids below this fit into 4 signed bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fill(Config):
-    """The values that stand for a null, and for a number that is not finite."""
+    """The value that stands for a null, or for a number that is not finite."""
 
     value: int | str | float
-    """As the column would say it: of ids, before they are hashed or looked up."""
+    """As it would be in the column: an id before it is hashed or looked up."""
 
 
 Nulls = Literal["empty", "drop", "error"] | Fill
-"""empty: no id; of a label, no target, which counts in no loss and in no metric. drop: the row is
-left out. error: the table is refused."""
+"""empty: no id; for a label, no target, so the sample counts in no loss and no metric. drop: the
+row is left out. error: the table is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Label(Config):
-    """A target: what a model's output is to be."""
+    """A target: what a model's output should be."""
 
     name: str
     """The column's name."""
@@ -71,34 +71,34 @@ class Label(Config):
     weight: Annotated[float, Range(gt=0)] = 1.0
     """The loss is the sum of the labels' losses, each times its weight."""
     grades: Annotated[int | None, Range(ge=2)] = None
-    """The number of grades that a graded label has."""
+    """The number of grades of a graded label."""
     nulls: Nulls = "error"
-    """The treatment of nulls and of what is not finite."""
+    """The treatment of nulls and of numbers that are not finite."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.grades is None) == (self.kind == "graded"):
             raise RegistryError(
-                f"label {self.name!r} is {self.kind}, and grades is {self.grades}. A graded label, "
-                "and no other, says how many grades it has, as `grades: 5`.",
+                f"label {self.name!r} is {self.kind}, and grades is {self.grades}. A graded "
+                "label, and only such a label, says how many grades it has, as `grades: 5`.",
                 "grades",
             )
 
     @property
     def scale(self) -> float:
-        """The number that a target is divided by for its loss: of a grade the highest one, else
-        1."""
+        """The number that a target is divided by for its loss: the highest grade for a graded
+        label, else 1."""
         return 1.0 if self.grades is None else self.grades - 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vector(Config):
-    """A dense column that holds as many floats in each row."""
+    """A dense column with the same number of floats in each row."""
 
     name: str
     """The column's name."""
     width: Annotated[int, Range(ge=1)]
-    """The floats of a row."""
+    """The number of floats in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +112,11 @@ class SparseFeature(Config):
     kind: Literal["user", "item"] = "item"
     """User features tend to repeat within a session, item features to change."""
     table: str | None = None
-    """Features that name one table share its rows; its own by default."""
+    """Features that name the same table share its rows; by default a feature has its own."""
     sequence: bool = False
-    """The order of its ids carries meaning: a history."""
+    """Whether the order of its ids has a meaning, as in a history."""
     scored: bool = False
-    """Each id has a weight, as of how much or how often."""
+    """Whether each id has a weight, such as how much or how often."""
 
     @property
     def table_name(self) -> str:
@@ -135,13 +135,13 @@ class Schema(Config):
     label: str = "label"
     """The column with the target, 0 or 1; the first of `labels` where these are given."""
     labels: tuple[Label, ...] = ()
-    """The columns with the targets, where there are several, or where one is no click."""
+    """The columns with the targets, if there are several, or one that is not a click."""
     sample_weight: str | None = None
-    """The column with what a sample counts in loss and metrics, or nothing where all count 1."""
+    """The column with each sample's weight in loss and metrics, or null if all have weight 1."""
     session_id: str | None = "session_id"
-    """The column with the session, or nothing where data has none."""
+    """The column with the session, or null if the data have none."""
     timestamp: str | None = "timestamp"
-    """The column with the time in ms, or nothing where data has none."""
+    """The column with the time in ms, or null if the data have none."""
     dense: tuple[str, ...] = ()
     """The columns with one float each, or with a vector of them."""
     vectors: tuple[Vector, ...] = ()
@@ -153,12 +153,12 @@ class Schema(Config):
         super().__post_init__()
         object.__setattr__(self, "label", first_label(self.label, self.labels))
         check_unique(self._named)
-        for feature in self.sparse if self.label else ():  # else of no table, but of keys alone
+        for feature in self.sparse if self.label else ():  # else it is of keys only, not of a table
             if feature.scored and feature.weights_name in self._named:
                 raise RegistryError(
-                    f"column {feature.weights_name!r} is named twice: the weights of the ids of "
-                    f"{feature.name!r} go by it, since that is scored. Give the other column "
-                    "another name."
+                    f"column {feature.weights_name!r} is named twice: it is also the name of the "
+                    f"weights of {feature.name!r}, which is scored. Give the other column another "
+                    "name."
                 )
 
     @property
@@ -173,18 +173,18 @@ class Schema(Config):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The session and the time, as far as there are such."""
+        """The columns of the session and the time, if there are any."""
         return tuple(name for name in (self.session_id, self.timestamp) if name is not None)
 
     @property
     def float_columns(self) -> tuple[str, ...]:
-        """Labels, sample weight and dense columns."""
+        """The columns of labels, sample weight and dense floats."""
         weight = () if self.sample_weight is None else (self.sample_weight,)
         return (*self.label_names, *weight, *self.dense)
 
     @cached_property
     def targets(self) -> tuple[Label, ...]:
-        """The labels, be there one or several."""
+        """The labels, one or several."""
         return self.labels or (Label(name=self.label),)
 
     @property
@@ -193,16 +193,17 @@ class Schema(Config):
 
     @property
     def without_target(self) -> frozenset[str]:
-        """The labels that some samples lack: there they are not a number."""
+        """The labels that some samples may lack: there they are NaN."""
         return frozenset(label.name for label in self.targets if label.nulls == "empty")
 
     @property
     def dense_width(self) -> int:
-        """The dense floats of a sample: one a column, or those of its vector."""
+        """The number of dense floats of a sample: one per column, or those of its vector."""
         return sum(self.width(name) or 1 for name in self.dense)
 
     def width(self, name: str) -> int | None:
-        """The floats of a dense column that holds a vector; None where it holds one number."""
+        """The number of floats of a dense column that holds a vector; None if it holds one
+        number."""
         return next((one.width for one in self.vectors if one.name == name), None)
 
     @property
@@ -246,7 +247,7 @@ class Schema(Config):
         )
 
     def add(self, features: Iterable[SparseFeature]) -> Schema:
-        """The same schema with these sparse features behind its own."""
+        """The same schema with these sparse features after its own."""
         return dataclasses.replace(self, sparse=(*self.sparse, *features))
 
     def drop(self, names: Iterable[str]) -> Schema:
@@ -257,7 +258,7 @@ class Schema(Config):
         )
 
     def having(self, names: Collection[str]) -> Schema:
-        """The same schema with those of its sparse features and dense columns alone."""
+        """The same schema with only these of its sparse features and dense columns."""
         return dataclasses.replace(
             self,
             dense=tuple(name for name in self.dense if name in names),
@@ -266,12 +267,11 @@ class Schema(Config):
         )
 
     def arrow(self) -> pa.Schema:
-        """The Arrow schema of a table's rows, this schema in its metadata."""
+        """The Arrow schema of a table's rows, with this schema in its metadata."""
         return self._arrow
 
     def in_files(self) -> pa.Schema:
-        """The Arrow schema of a table's files: `arrow`, but of ids that fit into 4 bytes no more is
-        written."""
+        """The Arrow schema of a table's files: `arrow`, but with ids of 4 bytes where they fit."""
         arrow = self.arrow()
         for feature in self.sparse:
             if feature.num_ids <= FIT:
@@ -290,8 +290,8 @@ class Schema(Config):
         return pa.schema(fields, metadata={METADATA_KEY: self.to_json().encode()})
 
     def to_json(self) -> str:
-        """The schema as JSON, without what `LATER` names and is the default: an older table's is as
-        it was."""
+        """The schema as JSON, without those options of `LATER` that have their default: so an older
+        table's JSON stays as it was."""
         return json.dumps(_plain(self), separators=(",", ":"))
 
     @classmethod
@@ -304,7 +304,7 @@ class Schema(Config):
 
 
 LATER = frozenset({"labels", "sample_weight", "vectors", "scored"})
-"""Options that a footer has only where they are not the default, as older footers have none."""
+"""Options that a footer has only if they are not the default, because older footers lack them."""
 
 
 def _plain(value: Any) -> Any:
@@ -318,7 +318,7 @@ def _plain(value: Any) -> Any:
 
 
 def floats(width: int | None) -> pa.DataType:
-    """The type of a dense column: one float a row, or a vector of them."""
+    """The type of a dense column: one float per row, or a vector."""
     if width is None:
         return pa.float32()
     return pa.list_(pa.field("element", pa.float32(), nullable=False), width)
@@ -338,7 +338,7 @@ def first_label(label: str, labels: tuple[Label, ...]) -> str:
 
 
 def check_unique(columns: Iterable[str]) -> None:
-    """`RegistryError` for a column that is named twice."""
+    """Raises `RegistryError` for a column that is named twice."""
     seen: set[str] = set()
     for name in columns:
         if name in seen:

@@ -1,8 +1,10 @@
-"""The rows of a table that a run takes: those of an expression, those of a share of the sessions.
+"""The rows of a table that a run takes: those that an expression chooses, and those of a share of
+the sessions.
 
-Where rows lie in batches is computed from how many each stripe has, so that number is known before
-the first batch: a stripe's statistics say that all of its rows are kept, or none; of the others the
-columns that are asked for are read once, and the numbers are kept in a file.
+Which rows go into which batch is computed from the number of rows of each stripe, so that number
+must be known before the first batch. A stripe's statistics may show that all of its rows are kept,
+or none; for other stripes the columns of the selection are read once, and the numbers are kept in a
+file.
 """
 
 from __future__ import annotations
@@ -44,18 +46,19 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The rows of a table that are taken."""
+    """Which rows of a table are taken."""
 
     where: str | None = None
-    """An expression of columns of the files."""
+    """An expression on columns of the files."""
     where_option: str = "dataset.where"
-    """The option that holds it, for errors."""
+    """The option with the expression, for errors."""
     sessions_share: float = 1.0
-    """The part of the sessions, by a hash: those of a smaller share are among those of a larger."""
+    """The share of the sessions, by a hash: those of a smaller share are among those of a larger
+    one."""
     schema: Schema
-    """The schema of the table, for its session and its time."""
+    """The schema of the table, for the columns of its session and time."""
     source: ForeignSchema | None = None
-    """The files' columns, where somebody else wrote them."""
+    """The columns of the files if they are foreign; else None."""
 
     def __post_init__(self) -> None:
         if self.sessions_share < 1 and self.schema.session_id is None:
@@ -71,12 +74,12 @@ class Selection:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the files that it asks for."""
+        """The columns of the files that it needs."""
         asked = () if self.rule is None else self.rule.columns
         return tuple(dict.fromkeys((*asked, *self._session_columns)))
 
     def mask(self, rows: pa.Table, where: str) -> Mask:
-        """[N] which rows of a stretch of a file are taken; `where` names it in errors."""
+        """[N] which of these rows of a file are taken; `where` names them in errors."""
         kept = np.ones(rows.num_rows, np.bool_)
         if self.rule is not None:
             kept &= self.rule.mask(rows, self._units)
@@ -85,20 +88,21 @@ class Selection:
         return kept
 
     def verdict(self, known: Mapping[str, Known], arrow: pa.Schema) -> Verdict:
-        """The verdict on the rows of a stripe by what is known of its columns."""
+        """Whether some of a stripe's rows are taken, and whether all are, by what is known of its
+        columns."""
         found = Verdict(some=True, every=True)
         if self.rule is not None:
             found = self.rule.verdict(known, arrow, self._units)
         return found._replace(every=found.every and self.sessions_share >= 1)
 
     def check(self, arrow: pa.Schema, table: str) -> None:
-        """`RegistryError` where a file has not the columns that it asks for."""
+        """Raises `RegistryError` if a file lacks a column that it needs."""
         if self.rule is not None:
             self.rule.check(arrow, self._units, table)
 
     @property
     def identity(self) -> str:
-        """Differs where other rows are taken."""
+        """Differs if other rows are taken."""
         rule = self.rule
         source = self.source.to_json() if self.source and self.sessions_share < 1 else ""
         parts = [rule and rule.text, self.sessions_share, source, sorted(self._units.items())]
@@ -124,7 +128,7 @@ class Selection:
         kept: Mask | None = None
         if self.source is not None:
             drops = [one for one in self._session_columns if one in self.source.drops]
-            if drops:  # these rows are left out later, and counted as such
+            if drops:  # these rows are dropped, and counted as dropped, later
                 rows = without_views(rows)
                 lacking = [missing(rows[one].combine_chunks()) for one in drops]
                 kept = np.logical_or.reduce(lacking)
@@ -134,8 +138,8 @@ class Selection:
         if not pa.types.is_integer(column.type) or column.null_count:
             raise DataError(
                 f"{where}: column {name!r} is {column.type} with "
-                f"{so_many(column.null_count, 'null')}, but sessions_share takes whole numbers "
-                "alone. Give the table a dataset.schema."
+                f"{so_many(column.null_count, 'null')}, but sessions_share takes only whole "
+                "numbers. Give the table a dataset.schema."
             )
         sessions = column.combine_chunks().to_numpy().astype(np.int64)
         below = min(int(self.sessions_share * 2**64), 2**64 - 1)
@@ -152,9 +156,9 @@ def kept_rows(
     cache: Path | None,
     facts: Mapping[Location, FileFacts],
 ) -> tuple[Stripe, ...]:
-    """The stripes with the rows that each keeps, without those that keep none.
+    """The stripes with the number of rows that each keeps, without those that keep none.
 
-    `cache` is a folder in which the numbers are kept, by what they were counted of; `facts` are
+    `cache` is a folder in which the numbers are kept, by what they were counted from; `facts` are
     those of the files.
     """
     files: dict[Location, list[Stripe]] = {}
@@ -183,7 +187,7 @@ def kept_rows(
 def _counted(
     stripes: Sequence[Stripe], selection: Selection, facts: FileFacts | None
 ) -> dict[Stripe, int]:
-    """The rows that each stripe of one file keeps."""
+    """The number of rows that each stripe of one file keeps."""
     found = {}
     with opened(stripes[0].file, facts) as file:
         arrow = arrow_schema(file.metadata, stripes[0].file, facts)
@@ -205,7 +209,7 @@ def _counted(
 
 
 def known_of(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> dict[str, Known]:
-    """The knowledge that the statistics of a stripe give of some columns."""
+    """What the statistics of a stripe say about some columns."""
     described, found = footer.row_group(group), {}
     chunks = [described.column(index) for index in range(described.num_columns)]
     names = Counter(chunk.path_in_schema for chunk in chunks)
@@ -217,7 +221,7 @@ def known_of(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> dic
             continue
         low = high = None
         if stats.has_min_max:
-            with contextlib.suppress(ValueError, OverflowError):  # of nanoseconds, say
+            with contextlib.suppress(ValueError, OverflowError):  # as of nanoseconds
                 low, high = stats.min, stats.max
         nulls = stats.null_count if stats.has_null_count else None
         found[chunk.path_in_schema] = Known(low, high, nulls, described.num_rows)
@@ -227,7 +231,7 @@ def known_of(footer: pq.FileMetaData, group: int, columns: Sequence[str]) -> dic
 def _identities(
     files: Mapping[Location, Sequence[Stripe]], facts: Mapping[Location, FileFacts]
 ) -> list[tuple[object, ...]]:
-    """The identities of files: each changes where its file does."""
+    """The identities of files: each changes when its file does."""
     found: list[tuple[object, ...]] = []
     for file in files:
         known = facts.get(file)
@@ -252,7 +256,7 @@ def _remembered(file: Path | None, stripes: Sequence[Stripe]) -> list[int] | Non
 
 
 def _remember(file: Path | None, counts: Sequence[int]) -> None:
-    """Whole or not at all; where nothing can be written, it is counted again."""
+    """Write the numbers whole or not at all; if nothing can be written, they are counted again."""
     if file is None:
         return
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The memory that processes of a machine share, by which a worker hands a batch to its rank."""
+"""Memory that processes of a machine share, in which a worker hands a batch to its rank."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CURE = (
 
 
 def share_memory(batch: object) -> None:
-    """Move all tensors of a batch into memory that other processes see; `CapabilityError` where it
-    has no room for them.
+    """Move all tensors of a batch into memory that other processes see; raises `CapabilityError` if
+    it has no room for them.
 
-    A queue between processes would do so in a thread of its own, and lose a batch that has no room,
-    and a reader would wait for ever.
+    A queue between processes would do this in its own thread and lose a batch that does not fit, so
+    that a reader would wait for ever.
     """
     try:
         _Sharing(io.BytesIO()).dump(batch)
@@ -35,7 +35,7 @@ def share_memory(batch: object) -> None:
 
 
 def check_shares_memory() -> None:
-    """`CapabilityError` where processes of this machine cannot share any."""
+    """Raises `CapabilityError` if processes of this machine cannot share memory."""
     try:
         multiprocessing.Lock()
     except OSError as error:
@@ -50,7 +50,7 @@ def _refused(why: str) -> CapabilityError:
 
 
 class _Sharing(ForkingPickler):
-    """It finds the tensors of whatever is pickled as what holds them says."""
+    """A pickler that moves every tensor it meets into shared memory, whatever holds the tensor."""
 
     def persistent_id(self, value: Any) -> bool | None:
         if not isinstance(value, Tensor):

@@ -1,10 +1,10 @@
-"""Features that lie in a table of their own, beside the dataset, and are joined in by a key.
+"""Features in a table of their own, beside the dataset, which are joined by a key.
 
-A feature that is tried out is computed for some users or items, and need not be written into the
-whole dataset for that. The rows of a stripe find theirs by their keys: those stripes of the side
-table are read whose statistics say that they may have such keys, and of these the last used stay in
-memory. So a side table that fits there is read once, and one that does not is read along with the
-dataset, which takes that both are sorted by the key.
+To try out a feature, compute it for some users or items; it need not be written into the whole
+dataset. The rows of a stripe find their features by key: of the side table, only stripes whose
+statistics say that they may have these keys are read, and the last used ones stay in memory. So a
+side table that fits into memory is read once; one that does not is read along with the dataset, so
+both must be sorted by the key.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class SideTableConfig(Config):
-    """A table of features by key, and which of them are joined in."""
+    """A table of features by key, and which of them are joined."""
 
     table: Path | Uri | tuple[Path | Uri, ...]
     """A folder of .parquet files, a file, a glob, or several of them, on disk or on a store; for
     both splits."""
     key: str
-    """The column by which rows find theirs, in the dataset's files and in these: whole numbers or
-    texts, none twice in these. A row whose key is null, or is not in these, has nulls."""
+    """The column that joins rows, in the dataset's files and in these: whole numbers or texts, none
+    of them twice in these files. A row whose key is null, or is not in these files, gets nulls."""
     sparse: tuple[ForeignFeature, ...] = ()
     """The columns with ids. A row without a key has an empty list, or what `nulls` says."""
     dense: tuple[DenseColumn, ...] = ()
     """The columns with floats. `nulls: {value: 0}` says what a row without a key has."""
     memory_mib: Annotated[int, Range(ge=1, le=65_536)] = 512
-    """The MiB that may be held of these files, in each process that reads, by their uncompressed
-    size. A larger table has to be sorted by the key, and so has the dataset."""
+    """How many MiB of these files each process that reads may hold, by their uncompressed size. If
+    the table is larger, it and the dataset must be sorted by the key."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +68,7 @@ class SideTableConfig(Config):
                 if one.nulls in ("error", "drop"):
                     raise RegistryError(
                         f"{one.name!r} has `nulls: {one.nulls}`, but rows whose key a side table "
-                        "lacks have nulls. Say what stands for them, as `nulls: {value: 0}`"
+                        "lacks get nulls. Say what stands for them, as `nulls: {value: 0}`"
                         f"{', or `nulls: empty`' if part == 'sparse' else ''}.",
                         part,
                     )
@@ -87,7 +87,7 @@ class SideTableConfig(Config):
     def beside(self, schema: ForeignSchema) -> ForeignSchema: ...
 
     def beside(self, schema: Schema | ForeignSchema) -> Schema | ForeignSchema:
-        """A dataset's schema with these features behind its own, as they are once joined."""
+        """A dataset's schema with these features, as they are once joined, after its own."""
         joined = self.schema.conformed
         if isinstance(schema, Schema):
             dense = (*schema.dense, *joined.dense)
@@ -99,11 +99,11 @@ class SideTableConfig(Config):
 
 
 class _SidePart(NamedTuple):
-    """The stripes that are read at once: one, or all of them."""
+    """The stripes that are read together: one, or all of them."""
 
     stripes: tuple[Stripe, ...]
     low: Any
-    """The least key, if it is known."""
+    """The smallest key, if it is known."""
     high: Any
     num_bytes: int
 
@@ -117,17 +117,17 @@ class _KeyedRows(NamedTuple):
     """The rows of a part, each with a key of its own."""
 
     keys: pa.Array
-    """Keys that are whole numbers are sorted."""
+    """The keys; whole numbers are sorted."""
     features: pa.Table
 
 
 class SideTable:
-    """Opened: what its stripes hold is known from the footers."""
+    """An opened side table: what its stripes hold is known from the footers."""
 
     def __init__(
         self, config: SideTableConfig, features: Collection[str], cache: Path | None = None
     ) -> None:
-        """`features` are those that are wanted; `cache` is a folder that keeps footers."""
+        """`features` are the wanted ones; `cache` is a folder that keeps footers."""
         schema = config.schema.having(features)
         self._config, self._cache = config, cache
         self.key = config.key
@@ -160,7 +160,7 @@ class SideTable:
             self._check_type(arrow, file)
             self.facts[file] = facts
             parts += _parts(file, footer, self._columns)
-        if pa.types.is_null(self.type):  # no row has a key
+        if pa.types.is_null(self.type):  # no row has a key here
             self.type = pa.int64()
         whole = sum(one.num_bytes for one in parts)
         self._parts = parts
@@ -171,7 +171,7 @@ class SideTable:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is held: a process reads for itself."""
+        """The state without the rows in memory: each process reads its own."""
         return {**self.__dict__, "_held": {}, "_lock": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -179,29 +179,29 @@ class SideTable:
         self._lock = threading.Lock()
 
     def having(self, names: Collection[str]) -> SideTable:
-        """The same with those of its features alone."""
+        """The same side table with only these of its features."""
         kept = [name for name in self.features if name in names]
         return SideTable(self._config, kept, self._cache)
 
     @property
     def identity(self) -> str:
-        """Differs where rows would have other features."""
+        """Differs if rows would get other features."""
         digests = [facts.digest for facts in self.facts.values()]
         made = self._schema.identity(self.vocabulary_digests())
         whole = repr((self.key, self.features, made, digests))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
     def vocabulary_digests(self) -> dict[Location, str]:
-        """The files in which its ids are looked up, each with a digest of what is in it by now."""
+        """The files in which its ids are looked up, each with a digest of its present content."""
         return self._schema.vocabulary_digests()
 
     def check(self, arrow: pa.Schema, footer: pq.FileMetaData, file: Location) -> None:
-        """`DataError` where rows of a file of the dataset cannot find theirs."""
+        """Raises `DataError` if rows of a file of the dataset cannot be joined."""
         self._check_type(arrow, file)
         for name in self.columns:
             if name in arrow.names:
                 raise DataError(
-                    f"{file}: has column {name!r}, and so has {self.path}, which is joined in. "
+                    f"{file}: has column {name!r}, and so has {self.path}, which is joined to it. "
                     "Take it out of dataset.join, or rename one of the two."
                 )
         for group in range(footer.num_row_groups):
@@ -225,8 +225,8 @@ class SideTable:
             )
 
     def joined(self, rows: pa.Table, *, paired: bool) -> pa.Table:
-        """The rows with the features behind them; ids and their weights as pairs, or beside each
-        other."""
+        """The rows with the features added at the end; ids and their weights as pairs, or in
+        columns side by side."""
         keys = _plain(rows[self.key].combine_chunks(), self.type)
         low, high = pc.min_max(keys).as_py().values()
         found = np.zeros(len(keys), np.bool_)
@@ -259,7 +259,7 @@ class SideTable:
         return sum(stripe.num_rows for part in self._parts for stripe in part.stripes)
 
     def problems(self) -> Iterator[str]:
-        """The errors that its rows have, part by part."""
+        """The errors in its rows, part by part."""
         seen: list[pa.Array] = []
         for at, part in enumerate(self._parts):
             try:
@@ -275,7 +275,7 @@ class SideTable:
             seen.append(keys)
 
     def _read(self, at: int) -> _KeyedRows:
-        """The rows of a part, which stay in memory until others need the room."""
+        """The rows of a part, which stay in memory until other parts need the room."""
         with self._lock:
             held = self._held.pop(at, None)
             if held is None:
@@ -309,7 +309,7 @@ class SideTable:
         return _KeyedRows(keys, rows.drop_columns([KEY]).combine_chunks())
 
     def _nothing(self) -> pa.Table:
-        """One row: what stands for nulls."""
+        """One row, of what stands for nulls."""
         nulls = pa.table({name: pa.nulls(1, kind) for name, kind in self._kinds.items()})
         return conform(nulls, self._schema, str(self.path), columns=self.columns).select(
             list(self.columns)
@@ -331,7 +331,7 @@ PAIRS = pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float32())]))
 
 
 def _pairs(ids: pa.ChunkedArray, weights: pa.ChunkedArray) -> pa.Array:
-    """Lists of ids and lists of their weights, which are as long, as lists of pairs."""
+    """Lists of ids and the lists of their weights, of equal lengths, as lists of pairs."""
     lists, scores = ids.combine_chunks(), weights.combine_chunks()
     offsets = np.zeros(len(lists) + 1, np.int32)
     np.cumsum(pc.list_value_length(lists).to_numpy(), out=offsets[1:])
@@ -358,15 +358,16 @@ def _parts(file: Location, footer: pq.FileMetaData, columns: Sequence[str]) -> I
 
 
 def _range(known: Known | None) -> tuple[Any, Any]:
-    """The least and the greatest key of a stripe, as far as its statistics say."""
+    """The smallest and the largest key of a stripe if its statistics say them; else None for
+    both."""
     if known is None or (isinstance(known.high, int) and known.high >= 2**63):
         return None, None
     return known.low, known.high
 
 
 def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
-    """The type that keys are compared as, null of a column of nulls alone; `DataError` for a
-    column that can be no key."""
+    """The type as which keys are compared; null for a column of nulls only. Raises `DataError` for
+    a column that cannot be a key."""
     if key not in arrow.names:
         raise DataError(
             f"{where}: lacks column {key!r}, the key of dataset.join; {nearest(key, arrow.names)}"
@@ -387,12 +388,12 @@ def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
 
 
 def _plain(keys: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Keys as they are compared; those of uint64 by their bits."""
+    """Keys as they are compared: those of uint64 by their bits."""
     return keys.cast(kind, safe=not pa.types.is_uint64(keys.type))
 
 
 def _places(keys: pa.Array, among: pa.Array) -> I64:
-    """[N] int64: where each key is among others, or -1."""
+    """[N] int64: the place of each key in `among`, or -1."""
     if not pa.types.is_integer(among.type):
         places = pc.index_in(keys, value_set=among)
         found: I64 = places.fill_null(-1).to_numpy().astype(np.int64)

@@ -1,10 +1,10 @@
-"""Tables of Delta Lake, of Iceberg and of streams of Spark: which files a snapshot has.
+"""Tables of Delta Lake, Iceberg and Spark streams: which files a snapshot has.
 
-All keep data as Parquet files and the list of them in logs of their own, which the libraries of the
-former two read. Files that a log does not list any more lie on beside the others. What a file lacks
-the log says: the values of its partition, and nulls for a column that came later; so it says what
-the table calls the columns of the file. Rows that a snapshot has deleted within a file are refused,
-not read wrongly; so are tables of others who keep a log.
+All keep data as Parquet files, and a list of these in logs of their own; the libraries of the first
+two read their logs. Files that a log no longer lists still lie beside the others. The log says what
+a file lacks: the values of its partition, and nulls for a column that was added later. It also says
+what the table calls the columns of the file. Snapshots that have deleted rows within a file are
+refused, not read wrongly; so are tables of other programs that keep a log.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ NOT_READ: Mapping[SnapshotKind, str] = {
     "FOLDER, format='parquet'). Its versions() lists earlier ones, of which "
     "lance.dataset(TABLE, version=N) is one",
 }
-"""What errors say of tables that others keep a log of."""
+"""What errors say about tables of which other programs keep a log."""
 UNSUPPORTED = re.compile(
     "feature|catalog-managed|unsupported field type|unknown format version", re.IGNORECASE
 )
-"""What a library says of a table that asks for more than it knows."""
+"""What a library says of a table that needs features it does not know."""
 
 
 def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) -> Found:
-    """The files of a snapshot, by default of the latest one."""
+    """The files of a snapshot, by default the latest one."""
     if kind in NOT_READ:
         raise DataError(f"{table}: {NOT_READ[kind]}.")
     if kind == "spark":
@@ -91,12 +91,12 @@ def snapshot_files(table: Location, kind: SnapshotKind, snapshot: int | None) ->
         ) from None
     except DataError:
         raise
-    except Exception as error:  # each library has its own, some of which derive from Exception
+    except Exception as error:  # libraries have their own errors, some just Exceptions
         which = "" if snapshot is None else f" of snapshot {snapshot}"
         why = _message(error, table)
         if UNSUPPORTED.search(why):
             raise DataError(
-                f"{table}: asks its readers for what {package} does not know ({why}). "
+                f"{table}: needs a reader that knows more than {package} does ({why}). "
                 f"{ANEW % kind}."
             ) from error
         raise DataError(
@@ -111,7 +111,7 @@ def _message(error: Exception, table: Location) -> str:
 
 
 def check_latest(table: Location, files: Sequence[Location]) -> None:
-    """`DataError` for files in a table's folder that its latest snapshot does not have."""
+    """Raises `DataError` for files in a table's folder that its latest snapshot does not have."""
     kind = snapshot_kind(table)
     assert kind is not None
     latest = {*map(place_of, snapshot_files(table, kind, None)[0])}
@@ -119,14 +119,14 @@ def check_latest(table: Location, files: Sequence[Location]) -> None:
     if gone:
         raise DataError(
             f"{listed(gone, 4)}: {KEEPERS[kind]} keeps {table}, whose latest snapshot has no such "
-            "file: its rows were deleted or written anew, or never committed. Name that folder, of "
-            "which the files of the snapshot are read, or those files alone."
+            "file: its rows were deleted, rewritten or never committed. Name that folder, to read "
+            "the files of the snapshot, or name only those files."
         )
 
 
 def _spark(table: Location) -> Found:
-    """The files of the batches that a stream has committed; what a batch left that failed, and was
-    made again, lies beside them."""
+    """The files of the batches that a stream has committed. Files that a failed and repeated batch
+    left behind lie beside them."""
     log = {file.name: file for file in (table / "_spark_metadata").glob("*")}
     batches = {name for name in log if name.removesuffix(".compact").isdigit()}
     latest = max((int(name.removesuffix(".compact")) for name in batches), default=-1)
@@ -161,7 +161,7 @@ def _spark(table: Location) -> Found:
 
 
 def _below(folder: Location) -> dict[str, tuple[Location, int | None, int | None]]:
-    """The files below a folder, by their path from there; of a store with size and time."""
+    """The files below a folder, by their relative path; on a store with size and time."""
     if isinstance(folder, Uri):
         stats = folder.listed(deep=True)
         return {file.below(folder): (file, *stat) for file, stat in stats.items()}
@@ -185,7 +185,7 @@ def _delta(table: Location, version: int | None) -> Found:
     if "partition" in actions.schema.names:
         column = actions["partition"].combine_chunks()
         partitions = {field.name: column.field(field.name) for field in column.type}
-    # A file of before a column came lacks it: it is null there.
+    # A file from before a column was added lacks it: it is null there.
     schema = pa.schema(found.schema())
     mode = found.metadata().configuration.get(MAPPING_MODE, "none")
     names = delta_names(json.loads(found.schema().to_json()), mode, table, ANEW % "delta")
@@ -207,34 +207,34 @@ def _delta(table: Location, version: int | None) -> Found:
 
 
 def _check_delta(found: Any, table: Location) -> None:
-    """`DataError` for a table of which more is to be known than which files it has."""
+    """Raises `DataError` for a table that cannot be read by its list of files only."""
     protocol = found.protocol()
     unknown = sorted({*(protocol.reader_features or ())} - DELTA_FEATURES)
     if unknown or protocol.min_reader_version > DELTA_VERSION:
         asked = listed(unknown) if unknown else f"version {protocol.min_reader_version}"
         raise DataError(
-            f"{table}: asks its readers for {asked} of Delta Lake's protocol, which is not "
+            f"{table}: needs a reader that knows {asked} of Delta Lake's protocol, which is not "
             f"known here. {ANEW % 'delta'}."
         )
     if "deletionVectors" not in (protocol.reader_features or ()):
         return
     try:
         deleted = pa.table(found.deletion_vectors()).num_rows
-    except Exception as error:  # the library has its own, which derives from Exception
+    except Exception as error:  # the library's own error derives from Exception
         raise DataError(
-            f"{table}: may have deletion vectors, of rows that are deleted, but lie in its files, "
-            f"and deltalake cannot read them ({_message(error, table)}). {ANEW % 'delta'}."
+            f"{table}: may have deletion vectors, for rows that are deleted but still lie in its "
+            f"files, and deltalake cannot read them ({_message(error, table)}). {ANEW % 'delta'}."
         ) from error
     if deleted:
         raise DataError(
-            f"{table}: has deletion vectors: rows that are deleted, but lie in its files. Run "
-            "REORG TABLE ... APPLY (PURGE), or name a snapshot of before they were deleted."
+            f"{table}: has deletion vectors: rows that are deleted but still lie in its files. Run "
+            "REORG TABLE ... APPLY (PURGE), or name a snapshot from before they were deleted."
         )
 
 
 def _named(place: str, table: Location) -> Location:
-    """A file as a table names it: by its way from the table's folder, or by its place, which is
-    reached as the table is."""
+    """A file as a table names it: by its path from the table's folder, or by an absolute one, which
+    is reached in the same way as the table."""
     scheme, parted, path = place.partition(":")
     if not parted or "/" in scheme or not path.startswith("/"):
         return table / place
@@ -281,10 +281,11 @@ def _iceberg(table: Location, snapshot: int | None) -> Found:
 
 
 def _iceberg_files(found: Any, snapshot: int, table: Location) -> Iterator[Any]:
-    """What a snapshot knows of each of its files; `DataError` where rows of some are deleted."""
+    """What a snapshot knows of each of its files; raises `DataError` if rows in some of them are
+    deleted."""
     deleted = (
-        f"{table}: has delete files: rows that are deleted, but lie in its files. {REWRITE}; or "
-        "name a snapshot of before they were deleted."
+        f"{table}: has delete files: rows that are deleted but still lie in its files. {REWRITE}; "
+        "or name a snapshot from before they were deleted."
     )
     try:
         tasks = list(found.scan(snapshot_id=snapshot).plan_files())
@@ -305,7 +306,7 @@ def _any(files: dict[Location, FileFacts], table: Location) -> dict[Location, Fi
 
 
 DELTA_VERSION = 3
-"""The version of Delta Lake's protocol for readers that is known."""
+"""The known version of Delta Lake's protocol for readers."""
 DELTA_FEATURES = frozenset(
     {
         "columnMapping",
@@ -319,8 +320,8 @@ DELTA_FEATURES = frozenset(
         "variantType-preview",
     }
 )
-"""What that version has readers know beside the list of files. Of deletion vectors a table may ask,
-and have none."""
+"""What that version requires readers to know in addition to the list of files. A table may ask for
+deletion vectors and have none."""
 DELTA_NAMES = {
     "access_key": "AWS_ACCESS_KEY_ID",
     "secret_key": "AWS_SECRET_ACCESS_KEY",

@@ -28,7 +28,7 @@ class StatsTable:
     rows: Sequence[Sequence[str]]
     """A text per column in each."""
     notes: Sequence[str] = ()
-    """Sentences below it: what was counted, and how."""
+    """Sentences below the table: what was counted, and how."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +36,17 @@ class StatsReport:
     """The findings of one measure."""
 
     values: Mapping[str, Any]
-    """Everything found, as JSON takes it."""
+    """Everything that was found, as JSON takes it."""
     tables: Sequence[StatsTable] = ()
     """The same in short, for the console."""
     figures: Mapping[str, Draw] = field(default_factory=dict)
-    """The same to look at: a word, which names the file, to what draws it."""
+    """The same as figures: the key is a word that names the file, the value a function that draws
+    the figure."""
 
 
 def broken_rules(report: StatsReport, *, finite: bool = True) -> Iterator[tuple[str, str]]:
-    """The rules that a report breaks, each with what to do; its numbers need not be `finite` if
-    the printer can do without."""
+    """The rules that a report breaks, each with what to do. Its numbers need not be `finite` if the
+    printer can handle others."""
     values: object = report.values
     if not isinstance(values, Mapping):
         yield f"its values must be a mapping, not {called(values)}", "Return them by name."

@@ -20,9 +20,9 @@ class Stripe(NamedTuple):
     file: Location
     group: int
     num_rows: int
-    """The number of rows that the table has."""
+    """The number of its rows that the table has."""
     stored: int | None = None
-    """The number of rows that lie in the file, where the table has not all of them."""
+    """The number of its rows in the file, if the table does not have all of them."""
 
     def __str__(self) -> str:
         return f"{self.file}, row group {self.group}"
@@ -34,7 +34,7 @@ class DamagedStripe(DataError):
     def __init__(self, message: str, stripe: int = -1) -> None:
         super().__init__(message)
         self.stripe = stripe
-        """Its number in the table."""
+        """The stripe's number in the table."""
 
 
 def read_stripe(
@@ -45,7 +45,8 @@ def read_stripe(
     threads: bool = True,
     expand: bool = True,
 ) -> pa.Table:
-    """Some columns of a stripe as they lie in its file; `DataError` where they do not decode."""
+    """Some columns of a stripe as they lie in its file; raises `DataError` if they do not
+    decode."""
     try:
         rows = file.read_row_group(
             stripe.group, columns=list(columns), use_threads=threads, expand=expand

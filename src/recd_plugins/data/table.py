@@ -65,50 +65,50 @@ class Progress(Protocol):
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """The `Progress` of those who do not look."""
+    """The `Progress` that reports nothing."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Opened for reading: its schema and stripes, known from the footers alone.
+    """A table opened for reading: its schema and stripes are known from the footers only.
 
-    Rows come from `read`, or `conform` makes them of what was read: then they are rows of the
-    schema, whichever program wrote the files.
+    `read` returns rows of the schema, whichever program wrote the files; `conform` makes such rows
+    of columns that were read from a file.
     """
 
     paths: tuple[Location, ...]
-    """The folders, files and globs that it was opened by."""
+    """The folders, files and globs that it was opened with."""
     schema: Schema
     stripes: tuple[Stripe, ...]
     source: ForeignSchema | None = None
-    """The files' columns, where somebody else wrote them; none: as the schema says."""
+    """The columns of the files if they are foreign; None if they are as the schema says."""
     selection: Selection | None = None
-    """The rows of the files that the table has, where it has not all; stripes count these alone."""
+    """Which rows of the files the table has, if not all; stripes count only these."""
     absent: Mapping[str, pa.DataType] = field(default_factory=dict, hash=False)
-    """Columns that some of the files lack, and of which type they are in others."""
+    """Columns that some of the files lack, and their types in other files."""
     facts: Mapping[Location, FileFacts] = field(default_factory=dict, repr=False, hash=False)
     """The facts of each file as they were when the table was opened."""
     snapshot: str | None = None
-    """The version of a Delta Lake table, or the snapshot of an Iceberg table, that it is."""
+    """Which version of a Delta Lake table, or snapshot of an Iceberg table, this is."""
     joins: tuple[SideTable, ...] = ()
-    """Tables beside it, that have some of its features by a key."""
+    """Side tables, which have some of its features by a key."""
     vocabularies: Mapping[Location, str] = field(default_factory=dict, repr=False, hash=False)
     """The files in which its ids are looked up, each with a digest of what was in it when the table
     was opened."""
 
     @property
     def path(self) -> Location:
-        """What messages call it."""
+        """What messages call the table."""
         return self.paths[0]
 
     @property
     def joined_columns(self) -> tuple[str, ...]:
-        """The columns that are not in its files, but in those of side tables."""
+        """The columns that are not in its files but in those of side tables."""
         return tuple(name for side in self.joins for name in side.columns)
 
     @property
     def batch_columns(self) -> tuple[str, ...]:
-        """The columns of its files that batches are made of."""
+        """The columns of its files that batches are made from."""
         schema, joined = self.schema, self.joined_columns
         names = (*schema.float_columns, *schema.sparse_names, *schema.weights_names)
         return self.file_columns([name for name in names if name not in joined])
@@ -132,10 +132,10 @@ class Table:
     ) -> Table:
         """Read the footers of folders, files or globs and check them against the schema.
 
-        Without `schema` the one in the first file's footer counts. Checked are: that each
-        file is whole, has every column in a type that fits, and that the ids which its
-        statistics name lie in their feature's range. Columns that `absent` has, by name or glob,
-        some files may lack. `cache` is a folder that keeps footers.
+        Without `schema`, the one in the first file's footer is used. This checks that each file is
+        whole and has every column in a type that fits, and that the ids in its statistics lie in
+        their feature's range. Some files may lack the columns that `absent` has by name or glob.
+        `cache` is a folder that keeps footers.
         """
         given = (path,) if isinstance(path, str | Path | Uri) else path
         paths = [location_of(one) for one in given]
@@ -152,15 +152,15 @@ class Table:
         cache: Path | None = None,
         joins: Sequence[SideTable] = (),
     ) -> Table:
-        """`open`, of files that somebody has found. The features of side tables are in its
+        """`open`, for files that are already found. The features of side tables are in its
         schema."""
         paths = (path,) if isinstance(path, Path | Uri) else tuple(path)
         first = paths[0]
         if isinstance(schema, ForeignSchema) and schema.drops:
             raise DataError(
                 f"{first}: its schema drops rows with nulls in {', '.join(schema.drops)}, and how "
-                "many are left is known once all are read. `recd data prepare` and `recd train` "
-                "write the table without them first; or choose another value for `nulls`."
+                "many are left is known only once all are read. `recd data prepare` and `recd "
+                "train` write the table without them first; or choose another value for `nulls`."
             )
         stripes: list[Stripe] = []
         columns = AbsentColumns(absent)
@@ -186,7 +186,7 @@ class Table:
                 Stripe(file, group, footer.row_group(group).num_rows)
                 for group in range(footer.num_row_groups)
             ]
-        assert schema is not None  # there is at least one file
+        assert schema is not None  # there is always at least one file
         source = schema if isinstance(schema, ForeignSchema) else None
         whole = schema if isinstance(schema, Schema) else schema.conformed
         columns.check(first)
@@ -203,7 +203,7 @@ class Table:
         )
 
     def opened(self, file: Location, *, buffer_size: int = 0) -> OpenedFile:
-        """A file of the table, if it is still what it was when the table was opened."""
+        """A file of the table; raises `DataError` if it has changed since the table was opened."""
         return opened(file, self.facts.get(file), buffer_size=buffer_size)
 
     def read(self, stripe: Stripe, columns: Sequence[str] | None = None) -> pa.Table:
@@ -223,9 +223,8 @@ class Table:
         kept: KeptStripes | None = None,
         expand: bool = True,
     ) -> pa.Table:
-        """Columns of the files, of those rows of a stripe that the table has; read where they are
-        not `kept`. Unless it shall `expand` them, those that leave out lists come as
-        dictionaries."""
+        """Columns of the files, with those rows of a stripe that the table has; only those that are
+        not `kept` are read. Without `expand`, columns that leave out lists come as dictionaries."""
         read = read_stripe if kept is None else kept.read
         asked = self.asked(file, stripe, columns)
         rows = read(file, stripe, asked, threads=threads, expand=expand)
@@ -241,8 +240,8 @@ class Table:
     def asked(
         self, file: pq.ParquetFile, stripe: Stripe, columns: Sequence[str]
     ) -> tuple[str, ...]:
-        """The columns that are read of a file for these: those that select rows too, the keys of
-        what is joined in, and none that the file lacks."""
+        """The columns of a file that are read for these: also those that select rows and the keys
+        of side tables, but none that the file lacks."""
         selects = self.selection is not None and stripe.stored is not None
         more = self.selection.columns if self.selection is not None and selects else ()
         lacked = {*self.absent} - {*file.schema_arrow.names} if self.absent else {*()}
@@ -251,7 +250,7 @@ class Table:
         return tuple(dict.fromkeys(one for one in wanted if one not in lacked))
 
     def taken(self, rows: pa.Table, stripe: Stripe, columns: Sequence[str]) -> pa.Table:
-        """The rows of a stripe, as they lie in the file, that the table has."""
+        """Those of a stripe's rows in the file that the table has."""
         if self.absent:
             lacked = [one for one in columns if one not in self.joined_columns]
             rows = with_absent(rows, lacked, self.absent, empty=self.source is None)
@@ -269,8 +268,8 @@ class Table:
         return tuple(side for side in self.joins if {*side.columns} & {*columns})
 
     def select(self, selection: Selection, cache: Path | None = None) -> Table:
-        """The table of some rows alone. How many of each stripe is counted at once, unless `cache`,
-        a folder, has it from before."""
+        """The table with only some rows. How many each stripe has is counted at once, unless the
+        folder `cache` has the numbers from before."""
         stripes = kept_rows(self.stripes, selection, cache, self.facts)
         if not stripes and self.stripes:
             share = f"sessions_share {selection.sessions_share}"
@@ -281,12 +280,12 @@ class Table:
             raise DataError(
                 f"{self.path}: none of its {so_many(self.num_rows, 'row')} is left by "
                 f"{' and '.join(asked)}. Ask for others (dataset.where_test is for the test split "
-                "alone), or name another table."
+                "only), or name another table."
             )
         return dataclasses.replace(self, stripes=stripes, selection=selection)
 
     def having(self, names: Collection[str]) -> Table:
-        """The table with those of its features and dense columns alone."""
+        """The table with only these of its features and dense columns."""
         return dataclasses.replace(
             self,
             schema=self.schema.having(names),
@@ -295,7 +294,7 @@ class Table:
         )
 
     def file_columns(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """The columns of the files that columns of the schema are made of."""
+        """The columns of the files from which columns of the schema are made."""
         return tuple(columns) if self.source is None else source_columns(self.source, columns)
 
     def conform(
@@ -307,7 +306,8 @@ class Table:
         first_row: int = 0,
         in_range: Collection[str] = (),
     ) -> pa.Table:
-        """Some columns of the schema, of a chunk of a file's rows; see `conform.rows.conform`."""
+        """Some columns of the schema, made from a chunk of a file's rows; see
+        `conform.rows.conform`."""
         wanted = self.schema.columns if columns is None else columns
         if self.vocabularies:
             from recd_plugins.data.conform.vocabulary import check_vocabularies  # numba
@@ -322,8 +322,7 @@ class Table:
 
 
 def _digests(source: ForeignSchema | None, joins: Sequence[SideTable]) -> dict[Location, str]:
-    """The vocabularies of a table's columns, and of those that are joined to them, each with its
-    digest."""
+    """The vocabularies of a table's columns, including joined ones, each with its digest."""
     found = {} if source is None else source.vocabulary_digests()
     for side in joins:
         found |= side.vocabulary_digests()
@@ -331,7 +330,7 @@ def _digests(source: ForeignSchema | None, joins: Sequence[SideTable]) -> dict[L
 
 
 def _wide(rows: pa.Table) -> pa.Table:
-    """The rows with ids of 8 bytes, on which plugins may count."""
+    """The rows with ids of 8 bytes, which plugins may rely on."""
     for at, column in enumerate(rows.schema):
         if column.type == NARROW_IDS:
             rows = rows.set_column(at, column.with_type(IDS), rows.column(at).cast(IDS))
@@ -341,7 +340,7 @@ def _wide(rows: pa.Table) -> pa.Table:
 def with_side_tables(
     arrow: pa.Schema, schema: Schema | ForeignSchema, joins: Sequence[SideTable]
 ) -> pa.Schema:
-    """A file's columns, and those that are joined to them."""
+    """A file's columns, including joined ones."""
     foreign = isinstance(schema, ForeignSchema)
     whole: Schema = schema.conformed if isinstance(schema, ForeignSchema) else schema
     for side in joins:
@@ -352,8 +351,8 @@ def with_side_tables(
 
 
 def footer_schema(files: Sequence[Location], absent: Sequence[str]) -> Schema:
-    """The schema that the first file's footer says; with features and dense columns that later
-    files alone have, where `absent` has them by name or glob."""
+    """The schema in the first file's footer, with those features and dense columns that only later
+    files have and that `absent` has by name or glob."""
     first, *later = files
     schema = _schema_of(first, footer_of(first))
     for file in later if absent else ():
@@ -372,31 +371,31 @@ def footer_schema(files: Sequence[Location], absent: Sequence[str]) -> Schema:
 
 
 def _check_is_foreign(schema: ForeignSchema, file: Location, footer: Footer) -> None:
-    """`DataError`, or a warning, where a foreign schema is of the files that a table was made of,
-    and not of the table: what is converted already would be converted again."""
+    """Raises `DataError`, or warns, if a foreign schema describes the files that a table was made
+    from, not the table: what is already converted would be converted again."""
     if METADATA_KEY not in (footer.metadata or {}):
         return
     own, unit = _schema_of(file, footer), schema.timestamp_unit
-    takes = "Take the schema out: the table says itself what its columns are"
+    takes = "Take the schema out: the table itself says what its columns are"
     if own.timestamp is not None and own.timestamp == schema.timestamp and unit != "ms":
         raise DataError(
-            f"{file}: its times are in ms, as all that `recd` writes, and the schema takes them "
-            f"for {unit}. {takes}."
+            f"{file}: its times are in ms, as in every table that `recd` writes, but the schema "
+            f"takes them for {unit}. {takes}."
         )
     again = [
         one.name for one in schema.sparse if one.ids != "as_is" and one.name in own.sparse_names
     ]
     if again:
         warnings.warn(
-            f"{file}: its ids are rows of tables already, and the schema makes others of those of "
-            f"{listed(again, 6)}. {takes}, unless that is meant.",
+            f"{file}: its ids are already rows of tables, but the schema converts those of "
+            f"{listed(again, 6)}. {takes}, unless this is intended.",
             NoticeWarning,
             stacklevel=3,
         )
 
 
 def carries_schema(path: Location | Sequence[Location]) -> bool:
-    """Whether the first file of a table says in its footer what its columns mean."""
+    """Whether the footer of a table's first file says what its columns mean."""
     return METADATA_KEY in (footer_of(table_files(path)[0]).metadata or {})
 
 
@@ -404,16 +403,16 @@ def _schema_of(file: Location, footer: pq.FileMetaData) -> Schema:
     text = (footer.metadata or {}).get(METADATA_KEY)
     if text is None:
         raise DataError(
-            f"{file}: carries no {METADATA_KEY.decode()!r} in its footer, so nobody knows what "
-            "its columns mean. Give the schema under `dataset.schema` in registry.yaml; "
-            "`recd data schema` suggests one."
+            f"{file}: carries no {METADATA_KEY.decode()!r} in its footer, so nothing says what its "
+            "columns mean. Give the schema under `dataset.schema` in registry.yaml; `recd data "
+            "schema` suggests one."
         )
     return Schema.from_json(text, str(file))
 
 
 def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = False) -> None:
-    """Every column of `schema` is in `arrow`, in a type that fits; or `DataError`. Of columns that
-    are just `made` floats will do for integers, as far as they are whole."""
+    """Raises `DataError` unless every column of `schema` is in `arrow`, in a type that fits. In
+    columns that are just `made`, floats will do for integers if they are whole."""
     there, sparse = {*arrow.names}, {*schema.sparse_names}
     for name in schema.columns:
         if name not in there:
@@ -430,13 +429,13 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = 
             raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of {what}.")
     for name in schema.key_columns:
         kind = arrow.field(name).type
-        # Texts are refused where somebody asks for them: training by itself does not.
+        # Texts are refused when someone asks for these columns: training by itself does not.
         odd = not (pa.types.is_integer(kind) or pa.types.is_floating(kind))
         if odd if made else pa.types.is_floating(kind):
             raise DataError(
-                f"{where}: column {name!r} is {kind}, but must be integers: of a time those in ms. "
-                "Write the table again with such; what is somebody else's file gets a "
-                "`dataset.schema`, which reads any type."
+                f"{where}: column {name!r} is {kind}, but must be integers; times are in ms. Write "
+                "the table again with these, or give a foreign file a `dataset.schema`, which "
+                "reads any type."
             )
     for name in schema.float_columns:
         if problem := float_type_problem(arrow.field(name).type, schema.width(name)):
@@ -444,7 +443,7 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = 
 
 
 def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]:
-    """The lowest and the highest of each column of integers whose statistics hold them."""
+    """The lowest and the highest value of each column of integers whose statistics have them."""
     columns = footer.row_group(group)
     ranges, names = {}, Counter[str]()
     for index in range(columns.num_columns):
@@ -455,13 +454,13 @@ def id_ranges(footer: pq.FileMetaData, group: int) -> dict[str, tuple[int, int]]
         names[name] += 1
         if not described.max_repetition_level and described.name != name:
             continue  # of a struct
-        # Statistics of dates and times are no integers.
+        # Statistics of dates and times are not integers.
         if described.physical_type not in INTEGERS or described.logical_type.type not in PLAIN:
             continue
         stats = column.statistics
         if stats is not None and stats.has_min_max:
             ranges[name] = (stats.min, stats.max)
-    # `a.b` may be a column, or b of a struct a; where there are both, nobody knows which is which.
+    # `a.b` may be a column, or b in a struct a; if there are both, they cannot be told apart.
     return {name: one for name, one in ranges.items() if names[name] == 1}
 
 
@@ -474,7 +473,7 @@ def _check_ids(footer: pq.FileMetaData, schema: Schema | ForeignSchema, file: Lo
         ranges = id_ranges(footer, group)
         for feature in schema.sparse:
             if isinstance(feature, ForeignFeature) and (feature.scored or feature.ids != "as_is"):
-                continue  # other values than ids, or those of weights beside them
+                continue  # values that are not ids, as those of weights beside them
             marks = feature.missing if isinstance(feature, ForeignFeature) else ()
             for end in ranges.get(feature.name, ()):
                 if not 0 <= end < feature.num_ids and end not in marks and str(end) not in marks:

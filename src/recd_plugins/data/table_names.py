@@ -1,9 +1,8 @@
-"""What a table calls the columns of its files, where its log knows them by numbers, or by names
+"""What a table calls the columns of its files, if its log identifies them by numbers, or by names
 that only files have.
 
-So Delta Lake knows columns where `delta.columnMapping.mode` is `name` or `id`, and Iceberg knows
-them always: a column may have been renamed since a file was written, or dropped and made anew under
-its name.
+Delta Lake does so if `delta.columnMapping.mode` is `name` or `id`, and Iceberg always: a column may
+have been renamed since a file was written, or dropped and made again under the same name.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from recd_plugins.storage.uri import Location
 __all__ = ["Kind", "TableColumn", "TableNames"]
 
 Kind = Literal["values", "struct", "list", "map"]
-"""What a column has in a row."""
+"""What a column holds in a row."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class TableColumn:
     number: int | None = None
     """Its `field_id` in files."""
     stored: tuple[str, ...] = ()
-    """The names by which files may have it."""
+    """The names that files may have for it."""
     kind: Kind = "values"
     within: tuple[TableColumn, ...] = ()
     """The fields of a struct, the element of a list, the key and the value of a map."""
@@ -38,28 +37,29 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class TableNames:
-    """The columns of a table, and what tells them in a file."""
+    """The columns of a table, and what identifies them in a file."""
 
     columns: tuple[TableColumn, ...]
     numbers: bool
-    """Whether numbers tell them."""
+    """Whether numbers identify them."""
     names: Literal["always", "without numbers", "never"]
-    """Whether names tell those that have no number; or in files alone in which none has."""
+    """Whether names identify columns without a number; or do so only in files in which no column
+    has one."""
     cure: str
-    """The words of errors about files that do not tell."""
+    """What errors say of files that do not identify their columns."""
 
     def applied(self, raw: bytes, file: Location) -> bytes:
-        """The footer of a file with the table's names. What is not of the table keeps its own, or
-        gets another where a column of the table has it. `DataError` for a file that does not tell
-        which column is which."""
+        """The footer of a file with the table's names. A column that is not the table's keeps its
+        name, or gets another one if a column of the table has that name. Raises `DataError` for a
+        file that does not say which column is which."""
         stored = columns_of(raw)
         by_number = self.numbers and any(
             one.number is not None for column in stored for one in column.every()
         )
         if self.names == "never" and not by_number:
             raise DataError(
-                f"{file}: has no numbers of columns (field_id), by which its table knows them. "
-                f"{self.cure}."
+                f"{file}: has no numbers of columns (field_id), by which its table identifies "
+                f"them. {self.cure}."
             )
         by_name = self.names == "always" or (self.names == "without numbers" and not by_number)
         matching = _Matching(file, self.numbers, by_number, by_name, self.cure)
@@ -67,7 +67,7 @@ class TableNames:
         return renamed(raw, stored, matching.names) if matching.names else raw
 
     def has(self, where: Sequence[str], elements: str) -> bool:
-        """Whether the table has a field, on the way to which `elements` is the step into a list."""
+        """Whether the table has a field; in its path, `elements` is the step into a list."""
         columns = self.columns
         for part in where:
             if part == elements:
@@ -83,7 +83,7 @@ class TableNames:
 
 @dataclass
 class _Matching:
-    """The names of a file's columns, as far as they are known."""
+    """Matches a file's columns to those of its table."""
 
     file: Location
     numbers: bool
@@ -109,7 +109,7 @@ class _Matching:
                 if place in places:
                     raise DataError(
                         f"{self.file}: has column {before + column.name!r} twice, by what its "
-                        f"table knows it. {self.cure}."
+                        f"table identifies it with. {self.cure}."
                     )
                 places.append(place)
                 self._call(one, column.name)
@@ -123,7 +123,7 @@ class _Matching:
         if in_list and len(columns) == 2 and places == [1, 0]:
             raise DataError(
                 f"{self.file}: has the pairs of {before[:-1]!r} in another order than its table, "
-                f"and ids are told from weights by it. {self.cure}."
+                f"and only the order tells ids from weights. {self.cure}."
             )
 
     def _column(
@@ -137,7 +137,7 @@ class _Matching:
         if self.numbers and any(one.name in (each.name, *each.stored) for each in columns):
             raise DataError(
                 f"{self.file}: has column {before + one.name!r} without a number (field_id), by "
-                f"which its table knows columns: which one it is nobody knows. {self.cure}."
+                f"which its table identifies columns: nothing says which one it is. {self.cure}."
             )
         return None
 
@@ -158,12 +158,12 @@ class _Matching:
 
 
 def _element(stored: StoredColumn) -> StoredColumn | None:
-    """The element of a list, which lies within a group of its own, or is that; nothing where there
-    is no list."""
+    """The element of a list, which lies in a group of its own, or is that group; None if there is
+    no list."""
     if stored.repeated:
         return stored
     if len(stored.within) != 1 or not stored.within[0].repeated:
         return None
     (group,) = stored.within
-    is_step = len(group.within) == 1 and group.name != "array"  # names as Arrow takes them
+    is_step = len(group.within) == 1 and group.name != "array"  # the names that Arrow takes
     return group.within[0] if is_step and not group.name.endswith("_tuple") else group

@@ -1,8 +1,8 @@
-"""A table that is being written: a folder of Parquet files with one schema, of even stripes.
+"""A table that is being written: a folder of Parquet files with one schema and even stripes.
 
-Files are zstd (1 by default) with 1 MiB pages and no dictionary on lists (measured: dictionaries
-make list columns 52% larger). Ids take 4 bytes in them where they fit: zstd finds the zeros of 8,
-but takes twice as long to give them back.
+Files are compressed by zstd (level 1 by default), with 1 MiB pages and no dictionary on lists
+(measured: dictionaries make list columns 52% larger). Ids take 4 bytes in them if they fit: zstd
+would compress the zeros of 8 bytes, but takes twice as long to restore them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["ChunkError", "TableWriter", "write_table"]
 
 
 class ChunkError(DataError):
-    """Rows that somebody makes for a table do not fit its schema."""
+    """Rows that code makes for a table do not fit its schema."""
 
 
 class TableWriter:
     """Writes chunks of any size as files of even stripes; memory holds one stripe.
 
-    The folder appears, whole, when the writer closes without an error; until then its
-    files lie beside it in `<folder>.part`, which an error removes. A store renames nothing: there
-    the files lie in the folder at once, beside one that says it is unfinished, by which readers
-    refuse it; to remove that one is the writer's last act.
+    The folder appears, whole, when the writer closes without an error; until then its files lie
+    beside it in `<folder>.part`, which an error removes. A store cannot rename: there the files lie
+    in the folder at once, beside a file that marks it as unfinished, so that readers refuse it. The
+    writer removes that file last.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TableWriter:
         compression_level: int = 1,
         leave_out: Collection[str] = (),
     ) -> None:
-        """Of the features `leave_out` the files have no list that equals the row before's."""
+        """For the features `leave_out`, the files omit each list that equals the previous row's."""
         self.folder = folder = location_of(folder)
         self.schema = schema
         self.num_rows = 0
@@ -82,7 +82,7 @@ class TableWriter:
             self._part.mkdir(parents=True)
 
     def write(self, chunk: pa.Table) -> None:
-        """Add rows; columns that do not fit the schema, nulls and ids out of range raise."""
+        """Add rows; raises for columns that do not fit the schema, nulls, and ids out of range."""
         where = f"a chunk for {self.folder}"
         try:
             check_columns(chunk.schema, self.schema, where, made=True)
@@ -102,7 +102,7 @@ class TableWriter:
             if self._pending_rows or not self._stripes:
                 self._write_stripe(self._pending_rows)
             self._close_file()
-        except BaseException:  # the disk is full, say
+        except BaseException:  # as when the disk is full
             self.abort()
             raise
         if isinstance(self.folder, Uri):
@@ -112,11 +112,11 @@ class TableWriter:
             self._part.rename(self.folder)
 
     def abort(self) -> None:
-        with suppress(OSError, DataError):  # there may be no room for its footer
+        with suppress(OSError, DataError):  # there may be no room for the footer
             self._close_file()
         self._file = None
         if isinstance(self._part, Uri):
-            with suppress(DataError):  # else what is left says that it is unfinished
+            with suppress(DataError):  # else what is left stays marked as unfinished
                 _clear(self._part)
                 (self._part / UNFINISHED).unlink(missing_ok=True)
         else:
@@ -196,8 +196,8 @@ def _reported(
 
 
 def _check_values(chunk: pa.Table, schema: Schema, where: str, first_row: int) -> None:
-    """`DataError` for values that rows of the schema do not have; rows are counted as the table
-    will have them."""
+    """Raises `DataError` for values that rows of the schema may not have; rows are counted as in
+    the table."""
     nulls = {name: chunk[name].null_count for name in chunk.column_names}
     for name in (*schema.sparse_names, *schema.weights_names):
         nulls[name] += pc.list_flatten(chunk[name]).null_count

@@ -35,8 +35,8 @@ __all__ = ["BatchTransform", "DenseStep", "batch_steps", "row_wise"]
 class BatchTransform:
     """Applies the `dedup` converter, then each `preprocess` transform to its features.
 
-    What is deduplicated is so before it is transformed, and each transform runs once for every
-    unique sample: on `batch.dedup` as on `batch.features`, with results as if on all samples.
+    Features are deduplicated before they are transformed, so each transform runs once per unique
+    sample: on `batch.dedup` as on `batch.features`, with the same results as on all samples.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class BatchTransform:
         bounds: IdBounds | None = None,
         who: str = "dedup",
     ) -> None:
-        """All ids that it leaves in a batch are held to `bounds`, if there are any. `who` opens the
-        messages of the converter: its record and its place in registry.yaml."""
-        trace_own_thread_alone()  # a thread may read ahead, as that of hot batches does
+        """All ids that it leaves in a batch are checked against `bounds`, if given. `who` opens the
+        converter's messages: its record and its place in registry.yaml."""
+        trace_own_thread_alone()  # a thread may read ahead, as the one for hot batches does
         self._taken_up = mmap.mmap(-1, 1)
         self._who = f"{who}: "
         self._bounds = bounds
@@ -59,7 +59,7 @@ class BatchTransform:
         labels = _labels([step.name for _, step in self._steps])
         self._labels = labels
         self.parts = labels if dedup is None else (CONVERT, *labels)
-        """The steps of which it says how long they took: the converter, and each transform."""
+        """The steps whose time it measures: the converter, and each transform."""
         self.seconds = ReadSeconds()
         self._dedup = dedup
         self._converted = 0
@@ -67,7 +67,7 @@ class BatchTransform:
         self.takes = frozenset() if dedup is None else _taken(dedup, self._who)
         """The features that the converter takes."""
         self.asks = () if dedup is None else _asked(dedup, self._who)
-        """The columns that it asks for beside them: some of `ASKABLE`."""
+        """The columns that the converter asks for beside these: some of `ASKABLE`."""
 
     @property
     def taken_up(self) -> bool:
@@ -83,10 +83,10 @@ class BatchTransform:
         self.__dict__.update(state, _taken_up=mmap.mmap(-1, 1))
 
     def __call__(self, batch: Batch, unjoined: Columns | None = None) -> Batch:
-        """A reader may hand over what the converter takes as `unjoined` columns.
+        """Transform a batch; a reader may hand over what the converter takes as `unjoined` columns.
 
-        Then the batch's features are the others; without `unjoined` they are all. What the
-        converter asks for beside features is in `unjoined` alone.
+        Then the batch's features are the others; without `unjoined` they are all features. What the
+        converter asks for beside features is only in `unjoined`.
         """
         self._taken_up[0] = 1
         features, dedup, dense = batch.features, batch.dedup, batch.dense
@@ -104,10 +104,10 @@ class BatchTransform:
     def of(
         self, features: KeyedJaggedTensor, unjoined: Columns | None = None, dedup: Any = None
     ) -> tuple[KeyedJaggedTensor, Any]:
-        """The features that stay as they were, and what became of those that the converter took.
+        """The features that are not deduplicated, and what became of those that the converter took.
 
-        Without a converter, `dedup` is what they became before. What is made of dense columns is
-        not there.
+        Without a converter, `dedup` is what these became before. What transforms make of dense
+        columns is not included.
         """
         self._taken_up[0] = 1
         if self._dedup is not None and self.takes:
@@ -118,9 +118,9 @@ class BatchTransform:
     def _transformed(
         self, features: KeyedJaggedTensor, dedup: Any, dense: Tensor | None, seconds: ReadSeconds
     ) -> tuple[KeyedJaggedTensor, Any, Any]:
-        """What the steps make of all three; without `dense`, those of dense columns are left out.
-        What steps in a row add is laid behind the features in the time of the next one, or of the
-        last."""
+        """What the steps make of all three; without `dense`, steps on dense columns are skipped.
+        Features that several steps in a row add are appended together; the time for that counts for
+        the next step, or the last one."""
         plain, shared = TransformedFeatures(features), None
         if isinstance(dedup, KeyedJaggedTensor | DeduplicatedFeatures):
             shared = TransformedFeatures(dedup)
@@ -147,16 +147,16 @@ class BatchTransform:
     ) -> tuple[KeyedJaggedTensor, Any]:
         if self.asks and unjoined is None:
             raise PluginError(
-                f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which came "
-                "with none of these features. `reader: local` hands it over; a trainer's own "
-                "batches have a KJT alone, for which a converter must do without."
+                f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which did "
+                "not come with these features. `reader: local` hands it over; a trainer's own "
+                "batches have only a KJT, so a converter must do without it there."
             )
         taken = JoinedColumns(features) if unjoined is None else unjoined
         for key in self.takes:
             if key not in taken.keys:
                 raise PluginError(
-                    f"{self._who}{type(dedup).__name__} takes feature {key!r}, which there is not; "
-                    f"{nearest(key, taken.keys)}"
+                    f"{self._who}{type(dedup).__name__} takes feature {key!r}, which does not "
+                    f"exist; {nearest(key, taken.keys)}"
                 )
         if unjoined is None:
             keys = features.keys()
@@ -164,16 +164,15 @@ class BatchTransform:
             features = without(features, self.takes)
         whose = f"{self._who}`convert` of {type(dedup).__name__}"
         self._converted += 1
-        # The 1st, 2nd, 4th, ... batch: what is wrong with one is so with most.
+        # The 1st, 2nd, 4th, ... batch: what is wrong with one is wrong with most.
         checks = not self._converted & self._converted - 1
         given = _copied(taken.to_kjt()) if checks else {}
         with naming(whose, "when it was given columns"):
             made = dedup.convert(taken)
         if made is None:
             raise PluginError(
-                f"{whose} returned None, though it takes "
-                f"{listed(self.takes, kind='feature')}. Return what the batch is to have in their "
-                "place, or have no `groups`."
+                f"{whose} returned None, though it takes {listed(self.takes, kind='feature')}. "
+                "Return what the batch should have in their place, or have no `groups`."
             )
         shared = made.kjt if isinstance(made, DeduplicatedFeatures) else made
         if isinstance(shared, KeyedJaggedTensor) and {*shared.keys()} != self.takes:
@@ -193,8 +192,8 @@ class BatchTransform:
 
 
 class DenseStep:
-    """A transform of dense columns in its place among a batch's: [B, n_dense] and the features
-    before it to those behind it."""
+    """A transform of dense columns as a step on a batch: takes [B, n_dense] and the features before
+    it, and returns those after it."""
 
     def __init__(self, step: Step) -> None:
         self._transform = step.transform
@@ -222,7 +221,8 @@ class DenseStep:
         return whole[:, self._order], features if made is None else _joined(features, made)
 
     def _parts(self, result: Any, num_rows: int) -> tuple[Tensor | None, KeyedJaggedTensor | None]:
-        """The parts that `schema` says it makes: dense columns, features, or a pair of both."""
+        """The result's parts, checked to be what `schema` says: dense columns, features, or a pair
+        of both."""
         both = bool(self._made.dense and self._made.sparse)
         pair = result if both else (result, None) if self._made.dense else (None, result)
         columns, made = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
@@ -251,7 +251,7 @@ class DenseStep:
 
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Each name, with its number where there are several of it."""
+    """Each name, with a number if it occurs several times."""
     return tuple(
         name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}"
         for at, name in enumerate(names)
@@ -259,7 +259,7 @@ def _labels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _places(schema: Schema) -> dict[str, range]:
-    """The places in [B, n_dense] of the floats of each dense column."""
+    """The places of each dense column's floats in [B, n_dense]."""
     widths = [schema.width(name) or 1 for name in schema.dense]
     ends = list(accumulate(widths, initial=0))
     return {name: range(*at) for name, at in zip(schema.dense, pairwise(ends), strict=True)}
@@ -286,7 +286,7 @@ def _joined(features: KeyedJaggedTensor, more: KeyedJaggedTensor) -> KeyedJagged
 
 
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
-    """Each step's transform, made to run on unique samples, with the features that it takes."""
+    """Each step's transform, adapted to run on unique samples, with the features that it takes."""
     return [
         (
             step.takes,
@@ -304,7 +304,7 @@ def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
 
 
 def batch_steps(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise | DenseStep]]:
-    """The same with those of dense columns, each in its turn."""
+    """The same, including the transforms of dense columns, in order."""
     found: list[tuple[tuple[str, ...], RowWise | DenseStep]] = []
     for step in steps:
         if not step.dense:
@@ -340,7 +340,7 @@ def _asked(dedup: DedupConverter, who: str) -> tuple[str, ...]:
 
 
 def _copied(features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:
-    """The rows of each feature, which stay what they are whatever becomes of the features."""
+    """Copies of each feature's rows, which stay the same whatever happens to the features."""
     return {
         key: WeightedJagged(
             rows.values.clone(),
@@ -354,7 +354,7 @@ def _copied(features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:
 def _check_same_samples(
     given: Mapping[str, WeightedJagged], made: Mapping[str, WeightedJagged], whose: str
 ) -> None:
-    """`PluginError` where a converter's samples are not those that it was given."""
+    """Raises `PluginError` if a converter's samples are not those that it was given."""
     for key, rows in given.items():
         back = made[key]
         if len(rows.lengths) != len(back.lengths):
@@ -367,15 +367,15 @@ def _check_same_samples(
             continue
         before, after = (_in_words(one.select(torch.tensor([sample]))) for one in (rows, back))
         raise PluginError(
-            f"{whose} changes samples: {key!r} of sample {sample} of a batch was {before}, and "
-            f"is {after}. Let only samples share a row that are equal in all features of their "
-            "group, ids and weights in their order; `check_record` of recd_plugins.api.testing "
-            "shows which do."
+            f"{whose} changes samples: {key!r} of sample {sample} of a batch was {before}, and is "
+            f"{after}. Let samples share a row only if they are equal in all features of their "
+            "group, with ids and weights in the same order; `check_record` of "
+            "recd_plugins.api.testing shows which do."
         )
 
 
 def _first_that_differs(one: WeightedJagged, other: WeightedJagged) -> int | None:
-    """The first of B rows that is not the same in both; None if all are."""
+    """The first of B rows that differs between the two; None if none does."""
     longer = (one.lengths != other.lengths).nonzero()
     rows = int(longer[0]) if len(longer) else len(one.lengths)
     left, right = one.head(rows), other.head(rows)

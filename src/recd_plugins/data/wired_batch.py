@@ -1,10 +1,10 @@
-"""A batch as one buffer and a head: what travels between processes, and lies in caches.
+"""A batch as one buffer and a head: this form travels between processes, and is cached.
 
-The head, which is JSON, says what a job's batches have alike: names and types of their tensors. The
-buffer begins with the sides of each tensor, and has all of them behind, each at a multiple of 64
-bytes. Whole numbers go in as few bytes as the largest of the batch needs, and a tensor that is the
-same number all over goes as that number. An IKJT travels deduplicated, its inverse lookup as runs
-of equal samples where that is shorter; a partial IKJT as its bytes.
+The head, which is JSON, has what a job's batches have in common: names and types of their tensors.
+The buffer begins with the shape of each tensor; the tensors follow, each at a multiple of 64 bytes.
+Whole numbers are sent in as few bytes as the largest of the batch needs, and a tensor in which all
+numbers are the same is sent as that number. An IKJT travels deduplicated, its inverse lookup as
+runs of equal samples if that is shorter; a partial IKJT travels as its bytes.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ __all__ = [
 ]
 
 WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary())])
-"""A row for each batch: the same schema for all, so that one stream carries many of them. A head
-that is the row before's is left out."""
+"""A row per batch, with the same schema for all, so that one stream can carry many batches. A head
+that equals the previous row's is left out."""
 TENSORS = ("dense", "labels", "weights")
 KEPT = ("labels", "weights")
-"""Tensors that trainers keep, for their metrics: each has memory of its own, for a view would hold
-that of the body, and of all bodies that came with it."""
+"""Tensors that trainers keep for their metrics: each gets memory of its own, because a view would
+keep the body alive, and all bodies that came with it."""
 MOST_DIMENSIONS = 8
 LARGEST = 1 << 30
-"""Bytes of a tensor."""
+"""The most bytes that a tensor may have."""
 HEADS = 32
-"""Heads that are remembered: those of a job's batches differ only where numbers need more bytes."""
+"""How many heads are remembered: those of a job's batches differ only if numbers need more
+bytes."""
 DAMAGES = (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 Numbers = NDArray[Any]
@@ -60,7 +61,8 @@ INT64 = np.dtype(np.int64)
 
 
 def batch_to_record(batch: Batch) -> pa.RecordBatch:
-    """One row of a batch on the CPU; `PluginError` for a `dedup` that is none of the host's."""
+    """A batch on the CPU as one row; raises `PluginError` for a `dedup` that is not one of the
+    host's types."""
     packed = _Packed()
     for name in TENSORS:
         packed.add(name, getattr(batch, name))
@@ -95,12 +97,12 @@ def batch_to_record(batch: Batch) -> pa.RecordBatch:
 def batches_from_record(
     record: pa.RecordBatch, bodies: Sequence[Tensor] | None = None
 ) -> list[tuple[Batch, int]]:
-    """The batches that `batch_to_record` was given, a row each, and the bytes of their tensors.
+    """The batches that `batch_to_record` was given, one per row, and the bytes of their tensors.
 
-    A row without a head has that of the row before it. Tensors are on the memory of `bodies`,
-    uint8, or else of the record, where numbers are there as they were. Sizes and bounds are
-    checked, so that nothing outside of the body is read, now or in training; that ids are those
-    which were sent is not.
+    A row without a head has that of the row before it. Tensors share the memory of `bodies`, uint8,
+    or else of the record, where numbers were sent in their own type. Sizes and bounds are checked,
+    so that nothing outside the body is read, now or in training; whether ids are those that were
+    sent is not checked.
     """
     if not record.schema.equals(WIRED_SCHEMA) or not record.num_rows:
         raise DataError(
@@ -122,24 +124,24 @@ def batches_from_record(
 
 
 def body_of(record: pa.RecordBatch) -> pa.Buffer:
-    """The body of a record of one batch, on its memory."""
+    """The body of a record of one batch, without a copy."""
     return record.column(1)[0].as_buffer()
 
 
 def joined_records(records: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """A row for each record of one batch, as one message carries them."""
+    """Records of one batch each as rows of one record, which one message can carry."""
     bodies = pa.concat_arrays([record.column(1) for record in records])
     return pa.RecordBatch.from_arrays([_heads(records), bodies], schema=WIRED_SCHEMA)
 
 
 def without_bodies(records: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """A row for each record with its head alone, where bodies go another way."""
+    """The same rows with only their heads, if bodies travel another way."""
     nothing = pa.array([b""] * len(records), pa.large_binary())
     return pa.RecordBatch.from_arrays([_heads(records), nothing], schema=WIRED_SCHEMA)
 
 
 def _heads(records: Sequence[pa.RecordBatch]) -> pa.Array:
-    """Each record's head; nothing where it is that of the one before."""
+    """Each record's head; empty if it equals the one before."""
     heads = [record.column(0)[0].as_py() for record in records]
     pairs = pairwise([None, *heads])
     return pa.array([b"" if one == before else one for before, one in pairs], pa.large_binary())
@@ -150,17 +152,17 @@ def _aligned(size: int) -> int:
 
 
 class _Sent(NamedTuple):
-    """A tensor, as the head says of it."""
+    """What the head says of a tensor."""
 
     name: str
     wide: np.dtype[Any]
     """The type of its numbers."""
     narrow: np.dtype[Any] | None
-    """The type as which they are in the body; none: there is one number, which all are."""
+    """The type that they have in the body; None if all are the same number, which is sent once."""
     dimensions: int
 
     def coming(self) -> _Coming:
-        """The same for its reader."""
+        """The same, for the reader."""
         stored = self.narrow or self.wide
         return _Coming(
             self.name,
@@ -175,15 +177,15 @@ class _Sent(NamedTuple):
 
 
 class _Coming(NamedTuple):
-    """What is read of a tensor."""
+    """What a reader has to know of a tensor."""
 
     name: str
     wide: np.dtype[Any]
     dimensions: int
     size: int
-    """Bytes of each number."""
+    """The bytes of each number."""
     stored: int
-    """Bytes that it has in the body."""
+    """The bytes of each number in the body."""
     signed: bool
     alone: bool
     """Whether one number stands for all."""
@@ -194,7 +196,7 @@ class _Coming(NamedTuple):
 class _Head(NamedTuple):
     tensors: tuple[_Sent, ...]
     keys: tuple[tuple[str, tuple[str, ...]], ...]
-    """Of each KJT, by its name."""
+    """The keys of each KJT, by its name."""
     dedup: str | None
     """What it is: kjt, ikjt or partial."""
     groups: Groups
@@ -209,8 +211,8 @@ def _written(head: _Head) -> bytes:
 
 @lru_cache(HEADS)
 def _read(text: bytes) -> tuple[_Head, tuple[_Coming, ...]]:
-    """The head that was written, and what is to be read of each tensor; an error for what is none,
-    or names types that are none."""
+    """The head that was written, and what has to be read of each tensor; raises an error for
+    anything that is not a head, or names unknown types."""
     found = json.loads(text)
     head = _Head(
         tensors=tuple(map(_sent, found["tensors"])),
@@ -240,7 +242,7 @@ def _sent(found: Any) -> _Sent:
 
 
 class _Packed:
-    """Tensors on their way into one buffer, and what the head says of them."""
+    """Tensors that are being packed into one buffer, and what the head says of them."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -249,7 +251,7 @@ class _Packed:
         self._keys: list[tuple[str, tuple[str, ...]]] = []
 
     def add(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
-        if not tensor.is_cpu:  # its address is read as one of this process's memory
+        if not tensor.is_cpu:  # its address would be read as one in this process's memory
             raise PluginError(
                 f"{name}: is on {tensor.device}, but a batch goes between processes from the CPU's "
                 "memory. Hand over CPU tensors, `batch.to(torch.device('cpu'))`, or choose "
@@ -262,8 +264,8 @@ class _Packed:
     def add_kjt(self, name: str, kjt: KeyedJaggedTensor) -> None:
         if kjt.variable_stride_per_key():
             raise PluginError(
-                f"{name}: the keys of this KeyedJaggedTensor differ in batch size (VBE), for which "
-                "there is no form between processes. Choose `reader: local`."
+                f"{name}: the keys of this KeyedJaggedTensor differ in batch size (VBE), and such "
+                "a KJT cannot be sent between processes. Choose `reader: local`."
             )
         keys = tuple(kjt.keys())
         self._keys.append((name, keys))
@@ -275,7 +277,7 @@ class _Packed:
             self.add(f"{name}.length_per_key", _counts(counts))
 
     def record(self, dedup: str | None, groups: Groups, hot_under: str | None) -> pa.RecordBatch:
-        """All of it, on memory of its own."""
+        """All of it as a record, with memory of its own."""
         numbers = Narrowed(self._tensors)
         tensors = map(_Sent, self._names, numbers.types, numbers.stored, map(len, self._shapes))
         head = _Head(tuple(tensors), tuple(self._keys), dedup, groups, hot_under)
@@ -296,30 +298,30 @@ def _add_up(lengths: Numbers, total: int) -> bool:
 
 
 def _counts(numbers: Sequence[int]) -> Tensor:
-    """As an int64 tensor, by a way that takes a third of the time of `torch.tensor`."""
+    """The numbers as an int64 tensor, made in a third of the time that `torch.tensor` takes."""
     return torch.from_numpy(np.array(numbers, np.int64))
 
 
 def _one_binary(data: pa.Buffer) -> pa.Array:
-    """One row, on the same memory."""
+    """A column of one row, on the same memory."""
     offsets = pa.py_buffer(np.array([0, data.size]))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data])
 
 
 def _bodies(record: pa.RecordBatch) -> list[Tensor]:
-    """Each row's, on the record's memory."""
+    """Each row's body, on the record's memory."""
     column = record.column(1)
     _, offsets, data = column.buffers()
     borders = np.frombuffer(offsets, np.int64, len(column) + 1, 8 * column.offset).tolist()
     data = data or pa.py_buffer(b"")
-    # By way of torch: numpy would have it read-only, on the same memory.
+    # Through torch: a numpy array on the same memory would be read-only.
     whole = torch.from_dlpack(pa.Array.from_buffers(pa.uint8(), data.size, [None, data]))
     return [whole[first:stop] for first, stop in pairwise(borders)]
 
 
 def _memory(size: int) -> tuple[int, Numbers]:
-    """Bytes where torch puts its tensors, and their address: of floats that lie elsewhere, sums
-    differ in their last bits."""
+    """Bytes at an address where torch would put a tensor, and that address: with floats that are
+    aligned otherwise, sums differ in their last bits."""
     found = torch.empty(size, dtype=torch.uint8)
     return found.data_ptr(), found.numpy()
 
@@ -376,8 +378,9 @@ class _Unpacked:
         self._copy(numbers, copied)
 
     def _copy(self, body: Numbers, copied: Sequence[tuple[_Coming, list[int], int, int]]) -> None:
-        """Numbers, or one that stands for all, in types as they were: those of features in one
-        memory, each other tensor, which may be kept for longer, in memory of its own."""
+        """Copy numbers, or the one that stands for all, in their original types: those of features
+        into one block of memory, and each other tensor, which may be kept longer, into memory of
+        its own."""
         room = sum(_aligned(n * one.size) for one, _, n, _ in copied if one.name not in TENSORS)
         features, begin = _memory(room), 0
         jobs = []
@@ -446,7 +449,8 @@ class _Unpacked:
         )
 
     def _length_per_key(self, name: str, lengths: Numbers) -> list[int] | None:
-        """The number of ids that each key has, if the sender knew it; those that are there."""
+        """The number of ids that each key has, if the sender knew it; checked against the ids that
+        are there."""
         counts = self._numbers.get(f"{name}.length_per_key")
         if counts is None:
             return None

@@ -1,7 +1,8 @@
-"""The numbers of many tensors into one body, and out of it: in as few bytes each as they need.
+"""Packs the numbers of many tensors into one body, in as few bytes as each tensor needs, and
+unpacks them.
 
-One call each for all tensors of a batch: for every call a thread gives up the lock of Python, and
-in a worker others wait for it.
+One call packs, and one unpacks, all tensors of a batch: in every call a thread gives up Python's
+lock, and in a worker others wait for it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ Numbers = NDArray[Any]
 I64 = NDArray[np.int64]
 
 ALIGNED = 64
-"""Bytes: tensors begin at multiples of it, in the body and, as torch's own do, in memory."""
+"""Bytes: tensors begin at multiples of this, in the body and, like torch's own, in memory."""
 INTEGERS = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
 NARROW: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, INTEGERS))
-"""The types as which whole numbers of more bytes may go, the first that has all of them."""
+"""The types in which wider whole numbers may be sent: the first one that can hold all of them."""
 ALONE, AS_THEY_ARE = len(NARROW), len(NARROW) + 1
-"""What is sent otherwise, beside numbers of `NARROW`: one number that all are, or all of them."""
+"""How numbers may be sent other than in a type of `NARROW`: one number that stands for all, or all
+of them as they are."""
 LEAST = np.array([np.iinfo(kind).min for kind in INTEGERS])
 MOST = np.array([np.iinfo(kind).max for kind in INTEGERS])
 SIZES = np.array([kind.itemsize for kind in NARROW])
 BYTES, WHOLE = 0, 1
-"""Of which kind numbers are: such of which bits are compared, or integers."""
+"""The kinds of numbers: those whose bits are compared, and integers."""
 KINDS = {torch.int32: WHOLE, torch.int64: WHOLE}
 TYPES = {
     kind: torch.empty(0, dtype=kind).numpy().dtype
@@ -48,7 +50,7 @@ TYPES = {
 
 
 class Narrowed:
-    """Tensors that are to lie in one body."""
+    """Tensors that are to be packed into one body."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._held = [tensor.contiguous() for tensor in tensors]
@@ -71,10 +73,11 @@ class Narrowed:
             None if code == ALONE else kind if code == AS_THEY_ARE else NARROW[code]
             for kind, code in zip(self.types, self._begins[1:, 1].tolist(), strict=True)
         ]
-        """The types in which they travel; none where there is one number, which all are."""
+        """The types in which they are sent; None if all numbers are the same, which is sent
+        once."""
 
     def body(self, sides: Sequence[int]) -> Numbers:
-        """The sides, and all numbers behind them."""
+        """The shapes, and all numbers after them."""
         first = -(-8 * len(sides) // ALIGNED) * ALIGNED
         body: Numbers = np.empty(first + int(self._begins[-1, 0]), np.uint8)
         _write(np.array(sides, np.int64), self._places, self._begins, body)
@@ -82,9 +85,10 @@ class Narrowed:
 
 
 def widen(body: Numbers, jobs: Sequence[tuple[int, int, int, bool, bool, int, int]]) -> None:
-    """Copy numbers out of a body: of each tensor where they begin there, how many there are to be,
-    the bytes that each has there, whether some may be negative, whether one stands for all, the
-    address to which they go, and the bytes that each is to have: as many, or 4 or 8."""
+    """Copy numbers out of a body. Given for each tensor: where its numbers begin there, how many
+    there should be, the bytes of each number there, whether some may be negative, whether one
+    stands for all, the address to copy them to, and the bytes of each number at that address: as
+    many, or 4 or 8."""
     if jobs:
         _widen(body, np.array(jobs, np.int64))
 

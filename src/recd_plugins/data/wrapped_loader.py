@@ -8,9 +8,9 @@ __all__ = ["WrappedLoader"]
 
 
 class WrappedLoader:
-    """A loader of which only what a class below it says differs from the loader behind it: whatever
-    else that has, or is given, as `state_dict` or a number of its epoch, is its own. What it is
-    given whose name begins with `_` is this one's.
+    """Acts as the loader behind it, except for what a subclass defines. Every other attribute that
+    is read or set, such as `state_dict` or the number of the epoch, is that of the loader behind
+    it. Only an attribute whose name begins with `_` is set on this one.
     """
 
     _loader: Any
@@ -19,7 +19,7 @@ class WrappedLoader:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        # What is copied or unpickled asks before it has a loader.
+        # An object that is being copied or unpickled has no loader yet.
         if name.startswith("__") or "_loader" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._loader, name)

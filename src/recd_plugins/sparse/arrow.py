@@ -1,4 +1,4 @@
-"""Arrow columns as tensors and back, on the same memory wherever their types agree.
+"""Arrow columns as tensors and back, on the same memory if their types agree.
 
 A null is an error, since a tensor has no place for one.
 """
@@ -31,9 +31,9 @@ def jagged_chunks(
 ) -> list[Jagged]:
     """Each chunk of a list column as (values, lengths), its values shared with Arrow.
 
-    Slices and offsets that begin anywhere are taken as they are. Values are int32 or int64;
-    lists of other integers are converted to int64; `weights` are float32 in their place. `name`
-    opens error messages.
+    Slices, and offsets that begin anywhere, are taken as they are. Values are int32 or int64; lists
+    of other integers are converted to int64; with `weights`, values are float32. `name` opens error
+    messages.
     """
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -47,7 +47,7 @@ def jagged_chunks(
 
 
 def held_chunks(column: pa.ChunkedArray, name: str) -> Sequence[Jagged | HeldOnce]:
-    """`jagged_chunks`, also of a column whose values are lists in dictionaries."""
+    """`jagged_chunks`, also for a column of dictionaries whose values are lists."""
     if not pa.types.is_dictionary(column.type):
         return jagged_chunks(column, name)
     return [_held_once(chunk, name) for chunk in column.chunks if len(chunk)]
@@ -55,7 +55,7 @@ def held_chunks(column: pa.ChunkedArray, name: str) -> Sequence[Jagged | HeldOnc
 
 def _held_once(chunk: pa.DictionaryArray, name: str) -> HeldOnce:
     which = chunk.indices.to_numpy()
-    first, last = which[0], which[-1]  # of a slice, those between are all that there are
+    first, last = which[0], which[-1]  # a slice has every list from its first one to its last
     (held,) = jagged_chunks(chunk.dictionary.slice(first, last + 1 - first), name)
     return HeldOnce(held, torch.from_numpy(which - first))
 
@@ -72,7 +72,8 @@ def jagged_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Jagged:
 
 
 def jagged_to_arrow(jagged: Jagged) -> pa.ListArray | pa.LargeListArray:
-    """(values, lengths) as a list array on the same values; large beyond 2^31 - 1 of them."""
+    """(values, lengths) as a list array on the same values; a large list array if there are more
+    than 2^31 - 1."""
     values = pa.array(jagged.values.numpy())
     large = len(values) > np.iinfo(np.int32).max
     offsets = np.zeros(jagged.lengths.numel() + 1, dtype=np.int64 if large else np.int32)
@@ -87,8 +88,8 @@ def floats_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Tensor:
     """A column of numbers as float32 [B]; one chunk of float32 shares its memory."""
     if column.null_count:
         raise DataError(
-            f"{name}: holds {so_many(column.null_count, 'null')}. Fill them (with 0, say) where "
-            "the table is made."
+            f"{name}: holds {so_many(column.null_count, 'null')}. Fill them, for example with 0, "
+            "where the table is made."
         )
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = [torch.from_dlpack(chunk).float() for chunk in chunks if len(chunk)]
@@ -102,8 +103,8 @@ def vectors_from_arrow(column: pa.Array | pa.ChunkedArray, width: int, name: str
     whole = pc.list_flatten(column)
     if column.null_count or len(whole) != len(column) * width:
         raise DataError(
-            f"{name}: {column.null_count} of its rows are null, and the others hold "
-            f"{len(whole)} numbers, but each row must hold {width}. Write the table again so."
+            f"{name}: {column.null_count} of its rows are null, and the others hold {len(whole)} "
+            f"numbers, but each row must hold {width}. Write the table again in this way."
         )
     return floats_from_arrow(whole, name).view(-1, width)
 
@@ -116,7 +117,7 @@ def _jagged(
             f"{name}: {chunk.null_count} of its rows are null. Write a missing list as an empty "
             "one where the table is made."
         )
-    values = chunk.flatten()  # minds the slice, which .values does not
+    values = chunk.flatten()  # respects the slice, which .values does not
     if values.null_count:
         raise DataError(
             f"{name}: its lists hold {so_many(values.null_count, 'null')}. Leave them out, or give "

@@ -1,4 +1,4 @@
-"""A dataclass of KJTs and tensors that is moved, pinned and flattened as one."""
+"""A dataclass of KJTs and tensors that is moved, pinned and flattened as a whole."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["Bundle"]
 
 
 class Bundle(Pipelineable):
-    """Base of such dataclasses; what is no KJT, tensor or bundle among the fields stays as it is.
+    """Base class of such dataclasses; fields that are not a KJT, tensor or bundle stay as they are.
 
-    Each is known to torch's trees (pytree).
+    Each subclass is registered with torch's trees (pytree).
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -58,12 +58,13 @@ def _fields(bundle: Any) -> dict[str, Any]:
 
 
 def _flatten(bundle: Bundle) -> tuple[list[Tensor], list[Any]]:
-    """A bundle's tensors, and for each field how to make it of them again, or the field itself."""
+    """A bundle's tensors, and for each field how to make it again from them, or the field
+    itself."""
     leaves: list[Tensor] = []
     context: list[Any] = []
     for part in _fields(bundle).values():
         match part:
-            case Bundle():  # first, for one that stands for a KJT is taken for one
+            case Bundle():  # first, because a bundle that stands for a KJT would be taken for one
                 inner, how = _flatten(part)
                 leaves += inner
                 context.append(("bundle", type(part), how))

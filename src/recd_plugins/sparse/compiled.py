@@ -1,10 +1,10 @@
-"""The kernels that deduplicate, compiled before somebody waits for them.
+"""Compiles the kernels that deduplicate before anyone waits for them.
 
     python -m recd_plugins.sparse.compiled
 
-A kernel is compiled where it is first called, and kept on disk: those that deduplicate take 15 s
-together. `make` does that when it has installed; elsewhere the first program that deduplicates
-does it.
+A kernel is compiled when it is first called, and kept on disk: those that deduplicate take 15 s
+together. `make` compiles them after it has installed; elsewhere the first program that deduplicates
+does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["compile_kernels"]
 
 
 def compile_kernels() -> None:
-    """Call them on a few samples, of the types that tables and KJTs have."""
+    """Call the kernels on a few samples, with the types that tables and KJTs have."""
     lengths = torch.ones(4, dtype=torch.int32)
     take_blocks([torch.ones(4)], np.arange(4), [2, 2])
     for ids in (torch.arange(4, dtype=torch.int32), torch.arange(4)):

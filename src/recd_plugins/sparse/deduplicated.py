@@ -1,7 +1,8 @@
-"""Deduplicated features: what an IKJT and a partial IKJT are alike.
+"""Deduplicated features: what an IKJT and a partial IKJT have in common.
 
-Code that takes either takes `DeduplicatedFeatures`, and asks them: `to_ikjt` lays unique samples
-out where they share values. Only what writes both (`data.wired_batch`) tells them apart by class.
+Code that accepts either takes `DeduplicatedFeatures` and calls its methods: `to_ikjt` gives unique
+samples values of their own if they share some. Only code that writes both (`data.wired_batch`)
+distinguishes them by class.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ class DeduplicatedFeatures(Bundle):
     """B samples of features in G groups; each unique sample of a group is kept once."""
 
     shares_values: ClassVar[bool] = False
-    """Whether rows of `kjt` are values that unique samples share, not the unique samples."""
+    """Whether rows of `kjt` are values that unique samples share, rather than the unique
+    samples."""
 
     kjt: KeyedJaggedTensor
     inverse_lookup: Tensor
     """[G, B] int64: which of the group's unique samples each sample is."""
     groups: Groups
     unique_counts: tuple[int, ...]
-    """The unique samples of each group."""
+    """The number of unique samples of each group."""
 
     @classmethod
     @abstractmethod
@@ -50,7 +52,7 @@ class DeduplicatedFeatures(Bundle):
 
     @abstractmethod
     def id_counts(self, key: str | None = None) -> tuple[int, int]:
-        """The ids of the B samples, and how many are kept of them; of one key, or of all."""
+        """The number of ids of the B samples, and how many are kept; for one key, or for all."""
 
     @property
     def batch_size(self) -> int:
@@ -58,13 +60,13 @@ class DeduplicatedFeatures(Bundle):
 
     @property
     def group_of(self) -> dict[str, int]:
-        """The group of each key, keys in the order of the groups."""
+        """The group of each key, with keys in the order of the groups."""
         return {key: index for index, group in enumerate(self.groups) for key in group}
 
     def dedupe_factor(self, key: str | None = None) -> float:
-        """DedupeFactor: ids of the B samples over ids kept; of one key, or of all.
+        """DedupeFactor: ids of the B samples over ids kept; for one key, or for all.
 
-        1 where there are no ids.
+        1 if there are no ids.
         """
         before, kept = self.id_counts(key)
         return before / kept if kept else 1.0

@@ -1,4 +1,4 @@
-"""All sparse features of a batch, deduplicated or not: the one place that looks into an IKJT."""
+"""All sparse features of a batch, deduplicated or not: the only place that looks into an IKJT."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["FeatureLookup", "SparseFeatures"]
 
 
 class FeatureLookup(NamedTuple):
-    """The unique samples that the B samples have of a deduplicated feature."""
+    """The unique samples of a deduplicated feature, and which of them each of the B samples has."""
 
     num_unique: int
     inverse_lookup: Tensor
@@ -44,7 +44,7 @@ EXPANDED = frozenset(
         *("dist_labels", "dist_splits", "dist_tensors"),
     ]
 )
-"""What else a KJT answers: here, `to_kjt` does."""
+"""Other attributes of a KJT, which are answered from `to_kjt` here."""
 
 
 def _own_names() -> frozenset[str]:
@@ -54,34 +54,33 @@ def _own_names() -> frozenset[str]:
 
 
 OF_KJT = _own_names()
-"""The names that TorchRec's functions read of a KJT that they are handed, as
-`KeyedJaggedTensor.concat` and `ComputeKJTToJTDict` do."""
+"""Private attributes that TorchRec's functions, such as `KeyedJaggedTensor.concat` and
+`ComputeKJTToJTDict`, read from a KJT."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparseFeatures(Bundle):
     """All sparse features of B samples; a feature is in `plain` or in `dedup`.
 
-    It stands for a KJT of all B samples: a trainer moves, pins and pickles it as one. Where a
-    model reads ids itself, it finds them as in a KJT, expanded.
+    It stands for a KJT of all B samples: a trainer moves, pins and pickles it like one. A model
+    that reads ids itself finds them as in a KJT, expanded.
     """
 
     plain: KeyedJaggedTensor
     """The features that are not deduplicated, B rows each."""
     dedup: InverseKeyedJaggedTensor | None = None
-    """The deduplicated ones: the unique samples of each group, and which sample has which."""
+    """The deduplicated features: the unique samples of each group, and which sample has which."""
     order: tuple[str, ...] = ()
-    """The keys of the KJT that it stands for, in their order; by default `plain`'s, then
-    `dedup`'s."""
+    """The keys of the KJT that it stands for, in order; by default `plain`'s, then `dedup`'s."""
 
     @classmethod
     def of(
         cls, features: KeyedJaggedTensor | TensorDict | SparseFeatures, dedup: object = None
     ) -> SparseFeatures:
-        """Plain features, and beside them what a `dedup` converter made of the others.
+        """Plain features, and what a `dedup` converter made of the others.
 
-        A TensorDict is what TorchRec takes it for, a KJT. A partial IKJT's unique samples are
-        laid out.
+        A TensorDict becomes a KJT, as in TorchRec. The unique samples of a partial IKJT get values
+        of their own.
         """
         if isinstance(features, SparseFeatures):
             return features
@@ -91,7 +90,7 @@ class SparseFeatures(Bundle):
         if not isinstance(dedup, DeduplicatedFeatures):
             raise CapabilityError(
                 f"dedup: batches are deduplicated into a {type(dedup).__name__}, whose unique "
-                "samples nobody but its author can find. Let the converter make an "
+                "samples only its author can find. Let the converter make an "
                 "InverseKeyedJaggedTensor, or take another."
             )
         return cls(plain, dedup.to_ikjt())
@@ -113,8 +112,7 @@ class SparseFeatures(Bundle):
 
     @cached_property
     def num_values(self) -> Mapping[str, int]:
-        """The number of ids that all B samples of each deduplicated feature have; CUDA is waited
-        for once."""
+        """The number of ids in all B samples of each deduplicated feature; waits for CUDA once."""
         if self.dedup is None:
             return {}
         kjt, group_of = self.dedup.kjt, self.dedup.group_of
@@ -152,7 +150,8 @@ class SparseFeatures(Bundle):
         return device
 
     def sync(self) -> SparseFeatures:
-        """Itself: a KJT counts the ids of its keys here, and unique samples stay what they are."""
+        """Returns itself: a KJT would count the ids of its keys here, but unique samples do not
+        change."""
         return self
 
     def unsync(self) -> SparseFeatures:
@@ -163,24 +162,24 @@ class SparseFeatures(Bundle):
         return self.plain if self.dedup is None else self._read("", self._expanded)
 
     def check_not_written(self) -> None:
-        """`CapabilityError` where somebody has written into ids that were read of unique samples:
-        these are looked up, so that what was written would be lost."""
+        """Raises `CapabilityError` if code has written into ids that were expanded from unique
+        samples: the unique samples are looked up, so what was written would be lost."""
         if any(_writes(kjt) > before for kjt, before in self._reads.values()):
             raise CapabilityError(
                 "dedup: the model writes into the ids of its batch, or into their lengths or "
-                "weights, but unique samples are looked up, so that this would be lost. Have "
+                "weights, but unique samples are looked up, so this would be lost. Have "
                 "`preprocess`, or the loader before it converts, change ids; or have the model "
-                "make a KeyedJaggedTensor of its own of them, which is looked up for all samples."
+                "make its own KeyedJaggedTensor of them, which is looked up for all samples."
             )
 
     @cached_property
     def _reads(self) -> dict[str, tuple[KeyedJaggedTensor, int]]:
-        """The rows of all samples that were read, of a feature or of all (""), and how often they
-        had been written to when they were made."""
+        """The expanded rows that were read, of one feature or of all (""), and how often they had
+        been written to when they were made."""
         return {}
 
     def _read(self, name: str, expand: Callable[[], KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """Rows of all samples: the same whenever they are read, as those of a KJT are."""
+        """The rows of all samples: the same tensors whenever they are read, as in a KJT."""
         if name not in self._reads:
             kjt = expand()
             self._reads[name] = kjt, _writes(kjt)
@@ -199,13 +198,12 @@ class SparseFeatures(Bundle):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Answer as the KJT would, by `EXPANDED`, what it has beside keys and strides; and what of
-        its own TorchRec's functions read."""
+        """Answer as the KJT would: for the attributes in `EXPANDED`, and for the private ones that
+        TorchRec's functions read."""
         if name not in EXPANDED and name not in OF_KJT:
             raise AttributeError(
-                f"{type(self).__name__} has no attribute {name!r}. It is what `dedup` puts in the "
-                "place of a batch's KeyedJaggedTensor: `.to_kjt()` makes that one again, of all "
-                "samples."
+                f"{type(self).__name__} has no attribute {name!r}. `dedup` puts it in place of a "
+                "batch's KeyedJaggedTensor: `.to_kjt()` makes that again, with all samples."
             )
         return getattr(self.to_kjt(), name)
 
@@ -223,11 +221,11 @@ class SparseFeatures(Bundle):
 
 
 def _writes(kjt: KeyedJaggedTensor) -> int:
-    """How often its tensors were changed in place."""
+    """How often the KJT's tensors were changed in place."""
     tensors = kjt.values(), kjt.lengths(), kjt.weights_or_none()
     return sum(writes_to(one) for one in tensors if one is not None)
 
 
 KeyedJaggedTensor.register(SparseFeatures)
-"""A model that asks `isinstance(features, KeyedJaggedTensor)` takes the branch that it takes of the
-KJT: code that must distinguish the two asks for SparseFeatures first."""
+"""In a model, `isinstance(features, KeyedJaggedTensor)` is true, as for the KJT: code that must
+distinguish the two checks for SparseFeatures first."""

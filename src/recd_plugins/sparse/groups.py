@@ -1,4 +1,5 @@
-"""Feature groups: keys that are deduplicated as one, and how many unique samples each has."""
+"""Feature groups: keys that are deduplicated together, and how many unique samples each group
+has."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from recd_plugins.errors import DataError, nearest
 __all__ = ["Groups", "agreed_groups", "check_groups", "is_padded", "real_rows"]
 
 Groups = tuple[tuple[str, ...], ...]
-"""Group by group its keys; each key is in one."""
+"""The keys of each group; a key is in one group only."""
 
 
 def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups:
@@ -20,7 +21,7 @@ def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups
     known, seen = frozenset(keys), set[str]()
     named = [key for group in groups for key in group]
     if not named or not all(groups):
-        raise DataError("groups: one is empty, or there is none. Name one key at least in each.")
+        raise DataError("groups: one is empty, or there is none. Name at least one key in each.")
     for key in named:
         if key not in known:
             raise DataError(f"groups: there is no feature {key!r}; {nearest(key, known)}")
@@ -33,10 +34,10 @@ def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups
 def agreed_groups(
     lookups: Mapping[str, Tensor], groups: Sequence[Sequence[str]] | None, who: str
 ) -> tuple[Groups, list[Tensor]]:
-    """The groups of keys that come each with an inverse lookup [B], and each group's lookup.
+    """The groups of keys that each come with an inverse lookup [B], and each group's lookup.
 
-    Keys of a group must agree in theirs. By default those that agree and lie side by side
-    are a group.
+    The keys of a group must have equal lookups. By default neighbouring keys with equal lookups are
+    a group.
     """
     if groups is None:
         runs: list[list[str]] = []
@@ -58,9 +59,10 @@ def agreed_groups(
 
 
 def real_rows(groups: Groups, unique_counts: Sequence[int], device: torch.device | None) -> Tensor:
-    """[keys * max(unique_counts)] bool: which rows are those of unique samples, and no padding.
+    """[keys * max(unique_counts)] bool: which rows are those of unique samples, not padding.
 
-    Padding is the rows of length 0 by which every key of an IKJT has as many as the largest group.
+    Padding is rows of length 0 that give every key of an IKJT as many rows as the largest group
+    has.
     """
     by_group = zip(groups, unique_counts, strict=True)
     by_key = torch.tensor([count for group, count in by_group for _ in group], device=device)
@@ -69,11 +71,11 @@ def real_rows(groups: Groups, unique_counts: Sequence[int], device: torch.device
 
 
 def is_padded(groups: Groups, unique_counts: Sequence[int], lengths: Tensor) -> bool:
-    """Whether all rows behind those of unique samples are of length 0."""
+    """Whether all rows after those of unique samples have length 0."""
     if len({*unique_counts}) == 1:
         return True
     rows = lengths.view(-1, max(unique_counts))
-    some = rows.numpy() if rows.is_cpu else rows  # small slices cost a fifth of what torch takes
+    some = rows.numpy() if rows.is_cpu else rows  # small slices take a fifth of torch's time
     stop = 0
     for group, count in zip(groups, unique_counts, strict=True):
         start, stop = stop, stop + len(group)

@@ -16,7 +16,8 @@ __all__ = ["HotKeyedJaggedTensor", "hot_kind"]
 
 
 class HotKeyedJaggedTensor(KeyedJaggedTensor):
-    """TorchRec's own makes another KJT where it is moved or pinned: this one marks it again."""
+    """TorchRec's class makes another KJT when it is moved or pinned: this class marks that KJT
+    again."""
 
     def to(
         self,
@@ -31,7 +32,7 @@ class HotKeyedJaggedTensor(KeyedJaggedTensor):
 
 
 def hot_kind(kind: type[KeyedJaggedTensor], hot: bool) -> type[KeyedJaggedTensor]:
-    """The class of a KJT with a mark, or of one without; a subclass of others' stays."""
+    """The class for a KJT with or without a mark; a foreign subclass stays as it is."""
     if kind not in (KeyedJaggedTensor, HotKeyedJaggedTensor):
         return kind
     return HotKeyedJaggedTensor if hot else KeyedJaggedTensor

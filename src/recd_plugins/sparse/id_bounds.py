@@ -1,7 +1,7 @@
-"""All ids of a batch, held to the rows that their tables have: one pass over them.
+"""Checks all ids of a batch against the rows that their tables have, in one pass.
 
-TorchRec says nothing of an id that no table has a row for: a row-wise table trains another row in
-its place, a table that lies on one rank its first one, and some kernels end the process.
+TorchRec does not report an id without a row: a row-wise table trains another row in its place, a
+table on one rank trains its first row, and some kernels end the process.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["IdBounds"]
 
 I64 = npt.NDArray[np.int64]
 FITS, LENGTHS, IDS = 0, 1, 2
-"""What is wrong with a KJT: nothing; its lengths; an id."""
+"""What is wrong with a KJT: nothing, its lengths, or an id."""
 
 
 class IdBounds:
-    """The rows that each feature's table has."""
+    """The number of rows that each feature's table has."""
 
     def __init__(self, num_ids: Mapping[str, int], makers: Mapping[str, str] | None = None) -> None:
-        """`makers` open the messages of the ids of features, where it is known who makes them."""
+        """`makers` open the messages about ids of features whose maker is known."""
         self._num_ids = dict(num_ids)
         self._makers = makers or {}
         self._of_keys: dict[tuple[str, ...], npt.NDArray[np.uint64]] = {}
 
     def check(self, features: KeyedJaggedTensor, whose: str) -> bool:
-        """`PluginError` where it is no KJT of whole numbers in rows, each with its weight or all
-        without, `DataError` for an id of no row; `whose` opens both, where no maker does. A key
-        that is not known has no bound.
+        """Raises `PluginError` if this is not a KJT of whole numbers in rows, with weights for all
+        or none, and `DataError` for an id without a row; `whose` opens the messages if no maker
+        does. An unknown key has no bound.
 
-        Whether it was looked at: what lies on a device is not, for the processor would have to wait
-        until it is there.
+        Returns whether it was checked: what lies on a device is not, because the CPU would have to
+        wait for it.
         """
         values, lengths = features.values(), features.lengths()
         if values.is_floating_point() or values.is_complex():
@@ -62,7 +62,7 @@ class IdBounds:
             sizes = np.array(features.stride_per_key(), np.int64)
         else:
             sizes = np.full(len(keys), features.stride(), np.int64)
-        ids, rows = values.numpy(), lengths.numpy().reshape(-1)  # they may be [keys, samples]
+        ids, rows = values.numpy(), lengths.numpy().reshape(-1)  # lengths may be [keys, samples]
         wrong, key = _first_wrong(ids, rows, sizes, bounds)
         if wrong != FITS:
             self._refuse(ids, rows, sizes, keys, int(key), wrong == IDS, whose)
@@ -94,10 +94,10 @@ class IdBounds:
         least, most = int(own.min()), int(own.max())
         raise DataError(
             f"{self._makers.get(keys[at], whose)} id {least if least < 0 else most} of feature "
-            f"{keys[at]!r}, outside [0, {self._num_ids.get(keys[at], '...')}), so that another row "
-            "would be trained in its place. Have whoever made it (the reader, a converter, a "
-            "preprocess transform and its `schema`) keep to that, or raise num_ids where the "
-            "schema says it."
+            f"{keys[at]!r}, outside [0, {self._num_ids.get(keys[at], '...')}), so another row "
+            "would be trained in its place. Make its source (the reader, a converter, a "
+            "preprocess transform and its `schema`) keep to this range, or raise num_ids in the "
+            "schema."
         )
 
 

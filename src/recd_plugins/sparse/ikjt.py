@@ -1,6 +1,6 @@
-"""InverseKeyedJaggedTensor: groups of features as their unique samples, and which sample has which.
+"""InverseKeyedJaggedTensor: the unique samples of groups of features, and which sample has which.
 
-The paper's: sample i's row of feature f is unique row `inverse_lookup[group of f, i]` of f.
+As in the paper, sample i's row of feature f is unique row `inverse_lookup[group of f, i]` of f.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = ["InverseKeyedJaggedTensor", "check_lookup"]
 
 @dataclass(frozen=True, eq=False)
 class InverseKeyedJaggedTensor(DeduplicatedFeatures):
-    """B samples of features in G groups; of each group, its unique samples are kept.
+    """B samples of features in G groups; each unique sample of a group is kept once.
 
-    Every unique sample is some sample's. They are different when made from samples, and in
+    Every unique sample occurs among the samples. When made from samples, they differ and are in
     order of first appearance; a transform that runs on them may make some of them equal.
     """
 
     kjt: KeyedJaggedTensor
-    """The unique samples, keys in the order of the groups. Its stride is that of the largest
-    group; the others end in rows of length 0. A plain attribute, so that TorchRec's pipeline
-    can follow it from the batch."""
+    """The unique samples, with keys in the order of the groups. Its stride is that of the largest
+    group; the keys of others end in rows of length 0. A plain attribute, so that TorchRec's
+    pipeline can follow it from the batch."""
     inverse_lookup: Tensor
     """[G, B] int64: which of the group's unique samples each sample is."""
     groups: Groups
     unique_counts: tuple[int, ...]
-    """The unique samples of each group."""
+    """The number of unique samples of each group."""
 
     @classmethod
     def from_kjt(
@@ -53,7 +53,7 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
     ) -> InverseKeyedJaggedTensor:
         """Deduplicate the keys that `groups` name; by default every key is a group.
 
-        Samples of a group are merged only where all of its features match, weights included.
+        Samples are merged in a group only if all of its features match, weights included.
         """
         if features.variable_stride_per_key():
             raise DataError(
@@ -72,7 +72,8 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
         *,
         validate: bool = False,
     ) -> InverseKeyedJaggedTensor:
-        """Do as `from_kjt`, with features not yet joined: only unique samples are ever copied."""
+        """Like `from_kjt`, for features that are not yet joined: only unique samples are ever
+        copied."""
         groups = check_groups([[key] for key in features] if groups is None else groups, features)
         rows = {key: WeightedJagged(*features[key]) for group in groups for key in group}
         sizes = {feature.lengths.numel() for feature in rows.values()}
@@ -88,9 +89,9 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
     def from_rows(
         cls, groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
     ) -> InverseKeyedJaggedTensor:
-        """Make one of each key's rows and each group's inverse lookup [B] into them, checked.
+        """Make one from each key's rows and each group's inverse lookup [B] into them, checked.
 
-        Rows that no sample has are dropped, the others put in order of first appearance.
+        Rows that no sample has are dropped; the others are put in order of first appearance.
         """
         _check_of_groups(groups, rows, lookups)
         kept: dict[str, WeightedJagged] = {}
@@ -115,7 +116,7 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
     def from_parts(
         cls, groups: Groups, rows: Mapping[str, WeightedJagged], inverse_lookup: Tensor
     ) -> InverseKeyedJaggedTensor:
-        """Make one of each key's unique rows and an inverse lookup [G, B], unchecked."""
+        """Make one from each key's unique rows and an inverse lookup [G, B], unchecked."""
         counts = tuple(rows[group[0]].lengths.numel() for group in groups)
         parts = [rows[key] for group in groups for key in group]
         numels = [part.values.numel() for part in parts]
@@ -132,7 +133,7 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
         counts: tuple[int, ...],
         length_per_key: list[int] | None = None,
     ) -> InverseKeyedJaggedTensor:
-        """Make one of the unique rows of all keys, padded to the largest group's."""
+        """Make one from the unique rows of all keys, padded to the largest group."""
         kjt = KeyedJaggedTensor(
             keys=[key for group in groups for key in group],
             values=rows.values,
@@ -149,27 +150,27 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
         columns: Mapping[str, pa.DictionaryArray],
         groups: Sequence[Sequence[str]] | None = None,
     ) -> InverseKeyedJaggedTensor:
-        """Read columns dictionary<list<integer>>; those of one group must agree in their indices.
+        """Read columns dictionary<list<integer>>; those of a group must have equal indices.
 
-        By default those that agree and lie side by side are a group. Values stay where they
-        are if the dictionaries lie one after another in one array, as `to_arrow` leaves them;
-        else the unique rows are joined by one copy. Checked always.
+        By default neighbouring columns with equal indices are a group. Values stay where they are
+        if the dictionaries lie one after another in one array, as `to_arrow` leaves them; else the
+        unique rows are joined by one copy. Always checked.
         """
         return cls.from_rows(*wire.from_columns(columns, groups))
 
     @classmethod
     def from_record_batch(cls, batch: pa.RecordBatch) -> InverseKeyedJaggedTensor:
-        """The IKJT that `to_record_batch` wrote; checked always."""
+        """The IKJT that `to_record_batch` wrote; always checked."""
         return cls._of(*wire.ikjt_from_batch(batch)).validate()
 
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> InverseKeyedJaggedTensor:
-        """The IKJT that `to_bytes` wrote; checked always."""
+        """The IKJT that `to_bytes` wrote; always checked."""
         return cls.from_record_batch(wire.from_bytes(data))
 
     @classmethod
     def concat(cls, parts: Sequence[InverseKeyedJaggedTensor]) -> InverseKeyedJaggedTensor:
-        """The samples of each part, one part after another; what they share is kept once."""
+        """The samples of all parts, one part after another; what they share is kept once."""
         groups = parts[0].groups
         if any(part.groups != groups for part in parts):
             raise DataError(
@@ -235,22 +236,23 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
         return wire.to_columns(here.groups, here.parts(), list(here.inverse_lookup))
 
     def to_record_batch(self) -> pa.RecordBatch:
-        """One row, a column for each tensor, weights included: what travels."""
+        """One row with a column for each tensor, weights included: the form that travels."""
         here = self.to(torch.device("cpu"))
         return wire.ikjt_to_batch(
             here.groups, WeightedJagged.of(here.kjt), here.inverse_lookup, here.unique_counts
         )
 
     def to_bytes(self) -> pa.Buffer:
-        """The record batch as an Arrow IPC stream: nothing pickled, no sample expanded."""
+        """The record batch as an Arrow IPC stream: nothing is pickled, and no sample expanded."""
         return wire.to_bytes(self.to_record_batch())
 
     def select(self, samples: Tensor) -> InverseKeyedJaggedTensor:
-        """Samples `samples` [N], in this order, repeats included; unused rows are dropped."""
+        """The samples at `samples` [N], in this order, repeats included; unused rows are
+        dropped."""
         return self.from_rows(self.groups, self.parts(), list(self.inverse_lookup[:, samples]))
 
     def id_counts(self, key: str | None = None) -> tuple[int, int]:
-        """The ids of the B samples, and how many are kept of them; of one key, or of all."""
+        """The number of ids of the B samples, and how many are kept; for one key, or for all."""
         before, kept = 0, 0
         group_of = self.group_of
         for name, rows in self.parts().items():
@@ -260,7 +262,7 @@ class InverseKeyedJaggedTensor(DeduplicatedFeatures):
         return before, kept
 
     def validate(self) -> InverseKeyedJaggedTensor:
-        """Return the IKJT, or raise `DataError` for the first invariant that does not hold."""
+        """Returns the IKJT, or raises `DataError` for the first invariant that does not hold."""
         _check_ikjt(self)
         return self
 
@@ -271,7 +273,8 @@ FIX = "Build it by one of InverseKeyedJaggedTensor's from_..., or send it again.
 def _check_of_groups(
     groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
 ) -> None:
-    """`DataError` unless there are rows of each key, and an inverse lookup of each group."""
+    """Raises `DataError` unless there are rows for each key, and an inverse lookup for each
+    group."""
     if not isinstance(rows, Mapping):
         raise DataError(
             f"from_rows: `rows` is a {type(rows).__name__}, where it must be a mapping from each "
@@ -294,7 +297,7 @@ def _check_of_groups(
 
 
 def _check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
-    """`DataError` for the first invariant that does not hold, where an IKJT comes from outside."""
+    """Raises `DataError` for the first invariant that does not hold, for an IKJT from outside."""
     kjt, counts, lookup = ikjt.kjt, ikjt.unique_counts, ikjt.inverse_lookup
     keys = [key for group in ikjt.groups for key in group]
     check_groups(ikjt.groups, kjt.keys())
@@ -311,7 +314,7 @@ def _check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
     outside = ((lookup < 0) | (lookup >= wanted[:, None])).any(1)
     for index in outside.nonzero().flatten().tolist():
         check_lookup(lookup[index], counts[index], ikjt.groups[index])
-    # Numbered in order of first appearance: each may exceed all before it by 1, no more.
+    # Numbered in order of first appearance: each may exceed all before it by at most 1.
     steps = lookup.cummax(1).values.diff(dim=1, prepend=lookup.new_full((len(lookup), 1), -1))
     unordered = (steps > 1).any(1) | (steps.sum(1) != wanted)
     for index in unordered.nonzero().flatten().tolist():
@@ -322,7 +325,7 @@ def _check_ikjt(ikjt: InverseKeyedJaggedTensor) -> None:
 
 
 def check_lookup(lookup: Tensor, count: int, group: Sequence[str]) -> None:
-    """Each of `lookup` [B] is one of `count` unique samples; or `DataError`."""
+    """Raises `DataError` unless each of `lookup` [B] is one of `count` unique samples."""
     if lookup.numel():
         low, high = (int(bound) for bound in lookup.aminmax())
         _hold(

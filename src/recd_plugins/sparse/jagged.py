@@ -1,7 +1,7 @@
-"""Jagged rows: one feature's as values and lengths, many features' as a KeyedJaggedTensor.
+"""Jagged rows: of one feature as values and lengths, of many features as a KeyedJaggedTensor.
 
-Ids are gathered by `permute_1D_sparse_data`, the fastest of fbgemm's ways on CPU, feature by
-feature, since a feature's rows fit the cache where all features' do not.
+Ids are gathered by `permute_1D_sparse_data`, which is fbgemm's fastest way on CPU, feature by
+feature, since the rows of one feature fit the cache even if those of all do not.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Jagged(NamedTuple):
 
 
 class HeldOnce(NamedTuple):
-    """B rows of one feature; a row that equals the row before is not held again."""
+    """B rows of one feature; a row that equals the previous one is not held again."""
 
     held: Jagged
-    """The others, on CPU."""
+    """The rows that are held, on CPU."""
     which: Tensor
-    """[B] int32, ascending: which of these each row is."""
+    """[B] int32, ascending: which of `rows` each row is."""
 
     @property
     def values(self) -> Tensor:
@@ -58,12 +58,13 @@ class HeldOnce(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """[B]: those of all rows."""
+        """[B]: the lengths of all rows."""
         return torch.from_numpy(self.held.lengths.numpy().take(self.which.numpy()))
 
 
 def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJaggedTensor:
-    """Rows [start, stop) of every feature: one copy of their values, and of their weights."""
+    """Rows [start, stop) of every feature, with one copy of their values and one of their
+    weights."""
     keys, stride = features.keys(), features.stride()
     firsts = torch.arange(len(keys))[:, None] * stride
     bounds = features.offsets()[firsts + torch.tensor([[start, stop]])]
@@ -88,7 +89,7 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, eq=False)
 class WeightedJagged:
-    """B rows of ids, each id with its weight or all without."""
+    """B rows of ids; either every id has a weight, or none has."""
 
     values: Tensor
     """[lengths.sum()] ids."""
@@ -99,7 +100,7 @@ class WeightedJagged:
 
     @classmethod
     def of(cls, features: KeyedJaggedTensor) -> WeightedJagged:
-        """The rows of all keys, one key's after another's; TorchRec takes lengths of [K, B] too."""
+        """The rows of all keys, key after key; TorchRec also accepts lengths of [K, B]."""
         lengths = features.lengths()
         if lengths.dim() > 1:
             lengths = lengths.reshape(-1)
@@ -119,8 +120,8 @@ class WeightedJagged:
     def joined(cls, parts: Sequence[WeightedJagged], *, padded: bool = False) -> WeightedJagged:
         """The rows of the first part, then those of the next.
 
-        `padded`: each part ends in rows of length 0, so that it has as many as the largest.
-        Where some have weights, the ids of the others weigh 1.
+        `padded`: each part ends in rows of length 0, so that it has as many as the largest. If some
+        parts have weights, the ids of the others get weight 1.
         """
         given = [part.weights for part in parts if part.weights is not None]
         weights = [part.weighing(given[0].dtype) for part in parts] if given else []
@@ -136,7 +137,7 @@ class WeightedJagged:
         return pad(self.lengths.cumsum(0), (1, 0))
 
     def weighing(self, dtype: torch.dtype) -> Tensor:
-        """[lengths.sum()]: the weight of each id, which is 1 where none is given."""
+        """[lengths.sum()]: the weight of each id, 1 if none is given."""
         if self.weights is not None:
             return self.weights
         return torch.ones_like(self.values, dtype=dtype)
@@ -148,34 +149,34 @@ class WeightedJagged:
         return WeightedJagged(self.values[:numel], self.lengths[:count], weights)
 
     def select(self, rows: Tensor, num_values: int | None = None) -> WeightedJagged:
-        """Rows `rows` [N], in this order, repeats included. Unless the number of their ids is
-        given, the processor waits for CUDA."""
+        """The rows at `rows` [N], in this order, repeats included. Unless the number of their ids
+        is given, the CPU waits for CUDA."""
         lengths = self.lengths
-        if self.values.numel() > MAX_INT32:  # fbgemm adds lengths up in their own type
+        if self.values.numel() > MAX_INT32:  # fbgemm sums lengths in their own type
             lengths = lengths.long()
         permute, rows = torch.ops.fbgemm.permute_1D_sparse_data, rows.to(torch.int32)
         if self.weights is None or self.weights.dtype in PERMUTED or self.weights.is_cuda:
             chosen, values, weights = permute(rows, lengths, self.values, self.weights, num_values)
-        else:  # of ids it takes any type
+        else:  # it takes ids of any type
             chosen, values, _ = permute(rows, lengths, self.values, None, num_values)
             _, weights, _ = permute(rows, lengths, self.weights, None, num_values)
         return WeightedJagged(values, chosen, weights)
 
     def columns(self) -> list[Tensor]:
-        """The columns that must agree, bit by bit, where two rows are one: ids, and weights if
-        there are."""
+        """The columns that must agree, bit by bit, for two rows to be one: ids, and weights if
+        there are any."""
         if self.weights is None:
             return [self.values]
         return [self.values, as_bits(self.weights)]
 
 
 def numels_of(features: KeyedJaggedTensor) -> list[int]:
-    """[K]: the ids of each key; `DataError` unless they are all that there are."""
+    """[K]: the number of ids of each key; raises `DataError` unless they add up to all ids."""
     numels: list[int] = features.length_per_key()
     if features.values().numel() != sum(numels):
         raise DataError(
             f"the KeyedJaggedTensor's lengths add up to {sum(numels)}, but it has "
-            f"{features.values().numel()} values. Cut them, or mend the lengths."
+            f"{features.values().numel()} values. Cut them, or correct the lengths."
         )
     return numels
 
@@ -186,7 +187,7 @@ def as_bits(numbers: Tensor) -> Tensor:
 
 
 def without(features: KeyedJaggedTensor, keys: Collection[str]) -> KeyedJaggedTensor:
-    """The samples of the other keys, in their order; uncopied where these lie side by side."""
+    """The samples of the other keys, in order; without a copy if these lie side by side."""
     left = {key: rows for key, rows in WeightedJagged.by_key(features).items() if key not in keys}
     rows = WeightedJagged.joined(list(left.values()) or [WeightedJagged.of(features).head(0)])
     return KeyedJaggedTensor(
@@ -199,13 +200,13 @@ def without(features: KeyedJaggedTensor, keys: Collection[str]) -> KeyedJaggedTe
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """[n_i] each, laid end to end; where they lie so in memory already, the same memory."""
+    """[n_i] each, laid end to end; without a copy if they already lie so in memory."""
     first = parts[0]
     ends = accumulate((part.numel() for part in parts), initial=first.storage_offset())
     storage, size = first.untyped_storage().data_ptr(), first.untyped_storage().nbytes()
     if all(
         part.untyped_storage().data_ptr() == storage
-        and part.untyped_storage().nbytes() == size  # else numpy's memory, of which it has a part
+        and part.untyped_storage().nbytes() == size  # else it is a part of numpy's memory
         and part.storage_offset() == end
         and part.is_contiguous()
         and part.dtype == first.dtype
@@ -216,7 +217,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _padded(parts: Sequence[Tensor]) -> Tensor:
-    """[n_i] each, laid end to end, each with zeros behind it up to the largest n_i."""
+    """[n_i] each, laid end to end, each padded with zeros to the largest n_i."""
     if len({part.numel() for part in parts}) == 1:
         return _joined(parts)
     if len({part.dtype for part in parts}) > 1:

@@ -1,4 +1,4 @@
-"""KJTs that follow each other, and KJTs of some of their samples: each id is copied once."""
+"""Consecutive KJTs as one, and KJTs of some of their samples: each id is copied once."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 U64 = np.uint64
 WHOLE = np.uint64(8)
-"""Rows of up to so many ids are copied by so many, and the next one lies over what is too much."""
+"""A row of up to this many ids is copied as this many; the next row overwrites the excess."""
 
 
 class JoinedIds(NamedTuple):
-    """The ids of W KJTs of K keys and N rows in all, and where they lie, for kernels."""
+    """The ids of W KJTs of K keys, with N rows in all, and where they lie, for kernels."""
 
     places: I64
-    """[W, 3]: the ids of each KJT, as `array_like` takes them."""
+    """[W, 3]: where the ids of each KJT lie, as `array_like` takes it."""
     like: Numbers
-    """[0], of the ids' type: what `array_like` takes it from."""
+    """[0], of the ids' type: `array_like` takes the type from it."""
     starts: I64
-    """[W, K]: where the ids of each key begin, of each KJT."""
+    """[W, K]: where the ids of each key begin in each KJT."""
     begins: I64
-    """[W + 1]: where the rows of each KJT begin among all."""
+    """[W + 1]: where the rows of each KJT begin among all rows."""
     one_id: Bools
-    """[K]: which keys have one id in each row."""
+    """[K]: whether each key has one id in every row."""
     lengths: I64
-    """[W, 3]: the lengths of each KJT, key by key."""
+    """[W, 3]: where the lengths of each KJT lie, key by key."""
     like_lengths: Numbers
-    """[0], of their type."""
+    """[0], of the lengths' type."""
 
 
 class JoinedRows(NamedTuple):
-    """The rows of those G keys that have not one id in each."""
+    """The rows of the G keys that do not have one id in every row."""
 
     lengths: Numbers
     """[G, N]."""
     firsts: I64
-    """[G, N]: where the ids of each begin, in the KJT that it is of."""
+    """[G, N]: where the ids of each row begin in its KJT."""
 
 
 class JoinedFeatures:
-    """KJTs of the same keys, on the CPU, as if they were one; they stay where they are.
+    """KJTs with the same keys, on the CPU, as if they were one; they are not copied.
 
-    Of keys with one id a row, which most are, nothing is kept by row.
+    For keys with one id per row, as most are, nothing is kept per row.
     """
 
     def __init__(self, kjts: Sequence[KeyedJaggedTensor]) -> None:
@@ -83,12 +83,13 @@ class JoinedFeatures:
         one_id = np.ones(len(self.keys), np.bool_)
         _count(lengths.places, like, begins, counts, one_id)
         self._others = np.flatnonzero(~one_id)
-        """[G]: the keys that have not one id in each row."""
-        self._held = lengths  # by their addresses alone, their memory would not stay
+        """[G]: the keys that do not have one id in every row."""
+        self._held = lengths  # addresses do not keep memory alive
         self._unused = [
             one for one in lengths.tensors if one.untyped_storage().nbytes() == one.nbytes
         ]
-        """The lengths that no KJT has which was taken; of those alone that hold no other memory."""
+        """The lengths that have not yet been passed on to a KJT that was taken; only those that
+        hold no other memory."""
         self.ids = JoinedIds(
             self._values.places,
             as_bits(self._values.tensors[0]).numpy()[:0],
@@ -101,7 +102,7 @@ class JoinedFeatures:
 
     @staticmethod
     def alike(kjts: Sequence[KeyedJaggedTensor]) -> bool:
-        """Whether they have the same keys, and weights all of them or none: whether they join."""
+        """Whether these can be joined: they have the same keys, and all or none have weights."""
         keys, weighted = kjts[0].keys(), kjts[0].weights_or_none() is not None
         return all(
             kjt.keys() == keys and (kjt.weights_or_none() is not None) == weighted for kjt in kjts
@@ -109,8 +110,7 @@ class JoinedFeatures:
 
     @cached_property
     def rows(self) -> JoinedRows:
-        """Where the rows lie; found when `take` first asks, or earlier, when there is time for
-        it."""
+        """Where the rows lie; found when `take` first needs it, or earlier, if there is time."""
         shape = (len(self._others), self.ids.begins[-1])
         found = JoinedRows(np.empty(shape, self.ids.like_lengths.dtype), np.empty(shape, np.int64))
         if len(self._others):
@@ -119,7 +119,7 @@ class JoinedFeatures:
         return found
 
     def take(self, rows: I64) -> KeyedJaggedTensor:
-        """The samples at these places among all [B], in this order, repeats included."""
+        """The samples at these places [B] among all, in this order, repeats included."""
         size, ids = len(rows), self.ids
         every, firsts = self.rows
         if len(self._others):
@@ -151,8 +151,8 @@ class JoinedFeatures:
     def _ones(self, size: int) -> Tensor:
         """[K * size]: the lengths of rows of one id each.
 
-        Those of a KJT that was joined go on to one that is taken, once each, since to write them
-        takes a third of the time that the ids take.
+        The lengths of each joined KJT are passed on once to a KJT that is taken, since writing them
+        would take a third of the time that the ids take.
         """
         for at, one in enumerate(self._unused):
             if one.numel() == size * len(self.keys):

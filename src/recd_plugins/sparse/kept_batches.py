@@ -1,7 +1,7 @@
-"""Batches of a trainer's own that are kept while its loader reads on: it may write over them.
+"""Batches of a trainer's own that are kept while its loader reads on, which may overwrite them.
 
-A loader that fills the same memory for every batch has each of its batches used before the next one
-is read. Whoever keeps some of them would hold the ids of later ones.
+If a loader fills the same memory for every batch, each batch must be used before the next one is
+read. Code that keeps some of them would then hold the ids of later ones.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from recd_plugins.sparse.own_batches import walk
 __all__ = ["KeptBatches"]
 
 SEEN = 1024
-"""About so many numbers of a tensor are compared."""
+"""About this many numbers of a tensor are compared."""
 FEW = 8
-"""So many batches more than twice those that are kept lie in memory of their own, until the loader
-is one that makes all batches anew."""
+"""When this many batches, plus twice those that are kept, have been in memory of their own, the
+loader counts as one that makes every batch in new memory."""
 
 
 class _Memory(NamedTuple):
-    """The memory of a tensor that a batch holds, and what was seen of it."""
+    """The memory of a tensor that a batch holds, and what was seen in it."""
 
     path: str
     tensor: Tensor
@@ -54,23 +54,24 @@ class _Memory(NamedTuple):
 
 
 class KeptBatches:
-    """The batches that somebody keeps, first in, first out; `DataError` once the loader has written
-    over one.
+    """Batches that are kept, first in, first out; raises `DataError` once the loader has
+    overwritten one.
 
-    What is kept is looked at again only where a later batch lies in its memory: a loader may yield
-    a batch many times. Of a loader that makes all batches anew, no more are looked at after a time.
+    A kept batch is looked at again only if a later batch lies in its memory: a loader may yield the
+    same batch many times. If the loader makes every batch in new memory, nothing more is looked at
+    after a time.
     """
 
     def __init__(self, who: str, cure: str) -> None:
-        """The code that keeps them, and a sentence on how to do without that."""
+        """`who` is the code that keeps batches, `cure` a sentence on how to do without it."""
         self._who, self._cure = who, cure
         self._kept: deque[list[_Memory]] = deque()
         self._by_storage: dict[int, list[_Memory]] = defaultdict(list)
         self._apart = 0
-        """The last batches that lay in no memory of one that was kept."""
+        """The number of latest batches that did not lie in the memory of a kept one."""
 
     def keep(self, batch: Any) -> None:
-        """The loader has just yielded it."""
+        """Keep a batch that the loader has just yielded."""
         if self._apart > 2 * len(self._kept) + FEW:
             return
         taken = [_Memory.of(path, one) for path, one in _tensors(batch)]
@@ -83,9 +84,9 @@ class KeptBatches:
         if changed := next((one for one in shared if one.is_changed), None):
             raise DataError(
                 "the loader writes batches over earlier ones, which lie in the same memory "
-                f"({changed.path}). {self._who} keeps batches until training takes them, so that "
+                f"({changed.path}). {self._who} keeps batches until training takes them, so "
                 "training would get the ids of later ones in their place. Have the loader make "
-                f"each batch anew, say of clones of its tensors{self._cure}."
+                f"each batch in new memory, for example of clones of its tensors{self._cure}."
             )
         self._apart = 0 if shared else self._apart + 1
         self._kept.append(taken)
@@ -93,16 +94,16 @@ class KeptBatches:
             self._by_storage[one.storage].append(one)
 
     def take(self) -> None:
-        """The first of them goes to training, and is kept no more."""
+        """The first batch goes to training, and is no longer kept."""
         for one in self._kept.popleft() if self._kept else ():
             of_storage = self._by_storage[one.storage]
-            of_storage.pop(0)  # the first that was kept is the first that goes
+            of_storage.pop(0)  # the first that was kept goes first
             if not of_storage:
                 del self._by_storage[one.storage]
 
 
 def _tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch that have memory of their own, with the ways to them."""
+    """The tensors of a batch that have memory of their own, with the paths to them."""
     for path, part in walk(batch):
         for one in _held(part):
             plain = one.layout is torch.strided and not one.is_quantized
@@ -129,7 +130,7 @@ NUMBERS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float
 
 
 def _some_of(tensor: Tensor) -> bytes:
-    """Numbers from all over it, as bytes: a NaN is not equal to itself."""
+    """Numbers from all over the tensor, as bytes, since a NaN does not equal itself."""
     flat = tensor.flatten()
     some = flat[:: max(1, len(flat) // SEEN)].contiguous()
     return some.view(torch.uint8).cpu().numpy().tobytes()

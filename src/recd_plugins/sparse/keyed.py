@@ -1,4 +1,4 @@
-"""A KeyedJaggedTensor made over: with other ids, a feature more, or the mark of a hot batch."""
+"""A KeyedJaggedTensor with changes: other ids, one more feature, or the mark of a hot batch."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def with_ids(
 ) -> KeyedJaggedTensor:
     """The same keys and rows, other ids; in rows of `lengths`, by default the same as before.
 
-    Weights stay as they are, unless lengths are given, which may be the same: then `weights` count,
-    and without them there are none.
+    Weights stay as they are unless lengths are given, which may be the same ones: then `weights`
+    are used, and without these there are none.
     """
-    kind = type(features)  # not imported: plugins that use this are imported by `recd plugins` too
+    kind = type(features)  # not imported above: `recd plugins` also imports plugins that use this
     kept = lengths is None
     ragged = features.variable_stride_per_key()
     return kind(
@@ -58,7 +58,7 @@ def with_ids(
 
 
 def in_one_line(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same features, their lengths [K * B]: TorchRec takes those of [K, B] too."""
+    """The same features with lengths [K * B]: TorchRec also accepts lengths [K, B]."""
     lengths = features.lengths()
     if lengths.dim() == 1:
         return features
@@ -67,7 +67,7 @@ def in_one_line(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 class Added(NamedTuple):
-    """A feature that is to stand behind others: B rows."""
+    """A feature that is to be appended to others: B rows."""
 
     name: str
     values: Tensor
@@ -77,7 +77,7 @@ class Added(NamedTuple):
     weights: Tensor | None = None
     """[lengths.sum()]."""
     last: tuple[str, ...] = ()
-    """The features that come right before it, behind the others."""
+    """The features that are moved behind the others, right before it."""
 
 
 def with_feature(
@@ -89,23 +89,23 @@ def with_feature(
     *,
     last: Collection[str] = (),
 ) -> KeyedJaggedTensor:
-    """The same features and, behind them, one of this name: B rows of `lengths` [B].
+    """The same features, followed by one of this name: B rows of `lengths` [B].
 
-    Its ids weigh 1 where those of others have weights and it was given none, and the other way
-    about. The features that `last` names come right before it, behind the others.
+    If other features have weights and this one has none, its ids get weight 1, and vice versa. The
+    features that `last` names are moved behind the others, right before it.
     """
     return with_features(features, [Added(name, values, lengths, weights, tuple(last))])
 
 
 def with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedJaggedTensor:
-    """What `with_feature` makes of the features with each of these, one after another; each id is
-    copied once for all of them. Ids of two types get the wider one, whether or not there are some:
-    ranks exchange them."""
+    """What `with_feature` makes if applied with each of these, one after another; but each id is
+    copied only once. Ids of two types get the wider one, even if there are no ids, because ranks
+    exchange them."""
     return made_of_rows(features, rows_with_features(features, added))
 
 
 class KeyedRows(NamedTuple):
-    """What a KJT of B rows a key is made of: a KJT takes longer to make."""
+    """What a KJT with B rows per key is made of: the KJT itself takes longer to make."""
 
     keys: Sequence[str]
     ids: Tensor
@@ -115,11 +115,11 @@ class KeyedRows(NamedTuple):
     weights: Tensor | None
     """[lengths.sum()]."""
     length_per_key: list[int] | None
-    """The ids of each key, where somebody knows."""
+    """The number of ids of each key, if known."""
 
 
 def made_of_rows(features: KeyedJaggedTensor, rows: KeyedRows) -> KeyedJaggedTensor:
-    """A KJT of these rows, instead of features with as many."""
+    """A KJT of these rows, in place of `features` with as many."""
     return type(features)(
         keys=[*rows.keys],
         values=rows.ids,
@@ -137,7 +137,7 @@ def rows_with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> K
     numels, stride = features.length_per_key_or_none(), features.stride()
     if numels is None and any(one.last for one in added):
         numels = features.length_per_key()
-    # Where nobody knows how many ids each key has, all keys stay where they are.
+    # If it is not known how many ids each key has, all keys stay where they are.
     ends = [0] * len(held) + [ids.numel()] if numels is None else [0, *accumulate(numels)]
     counts = None if numels is None else [*numels, *(one.values.numel() for one in added)]
     return KeyedRows(
@@ -156,15 +156,15 @@ def rows_with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> K
 
 
 Pieces = tuple[range, ...]
-"""Places of keys, in the order in which these come out: first all that there are have places, then
-those that are added, each of which is a piece. The others are one where they lie side by side."""
+"""Places of keys, in the order in which these come out. Present keys are numbered first, then added
+ones. Each added key is a piece; present keys that lie side by side are one piece."""
 
 
-@lru_cache(maxsize=1024)  # of a job's batches, each step asks for the same
+@lru_cache(maxsize=1024)  # each step asks for the same in all batches of a job
 def _order(
     keys: tuple[str, ...], added: tuple[tuple[str, tuple[str, ...]], ...]
 ) -> tuple[tuple[str, ...], Pieces]:
-    """All keys in their order, each of `added` behind its `last`, and these behind the others."""
+    """All keys in order, each of `added` after its `last`, and these after the others."""
     names = [*keys, *(name for name, _ in added)]
     places = [*range(len(keys))]
     for _, last in added:
@@ -183,7 +183,7 @@ def _order(
 def _weighing(
     features: KeyedJaggedTensor, ends: Sequence[int], added: Sequence[Added], pieces: Pieces
 ) -> Tensor | None:
-    """The weights of all ids; those of features without are 1, if others have some."""
+    """The weights of all ids, 1 for features without weights; None if no feature has weights."""
     held = features.weights_or_none()
     given = [one for one in (held, *(one.weights for one in added)) if one is not None]
     if not given:
@@ -207,9 +207,9 @@ def _laid(
     *,
     as_whole: bool = False,
 ) -> Tensor:
-    """Pieces end to end: keys of `whole`, which end there, and those that are added; `as_whole`, in
-    its type. On the CPU torch's own cat wakes its threads; those belong to the model, and to wait
-    for them costs more than they save."""
+    """Pieces laid end to end: keys of `whole`, which end there, and added ones; with `as_whole`, in
+    its type. On the CPU, torch.cat wakes torch's threads; they belong to the model, and waiting for
+    them costs more than they save."""
 
     def parts(held: Any, others: Sequence[Any]) -> list[Any]:
         return [
@@ -229,7 +229,7 @@ def _laid(
 
 
 def _is_numpys(part: Tensor) -> bool:
-    """Whether numpy can have its memory."""
+    """Whether numpy can use its memory."""
     plain = type(part) is Tensor and part.dtype in BY_NUMPY
     return plain and part.is_cpu and not part.requires_grad
 
@@ -243,10 +243,10 @@ ATTRIBUTE = "hot_under"
 def marked(features: KeyedJaggedTensor, hot_under: str | None) -> KeyedJaggedTensor:
     """The same features with this mark, or none; the KJT handed over does not change.
 
-    The mark names the tier plan under which the batch is hot, for a plan may change while a batch
-    is under way. It is on the KJTs, so it reaches modules that are handed a KJT alone. Moves and
-    pinning keep it. What makes another KJT loses it, and the batch is then a normal one: slower,
-    as right.
+    The mark names the tier plan under which the batch is hot, because a plan may change while a
+    batch is under way. It is on the KJTs, so it reaches modules that get only a KJT. Moving and
+    pinning keep it. Code that makes another KJT loses it, and the batch is then a normal one:
+    slower, but just as correct.
     """
     if mark_of(features) == hot_under:
         return features
@@ -259,6 +259,7 @@ def marked(features: KeyedJaggedTensor, hot_under: str | None) -> KeyedJaggedTen
 
 
 def mark_of(features: KeyedJaggedTensor) -> str | None:
-    """The version of the tier plan under which every rank's ids are replicated, if they are."""
+    """The version of the tier plan under which every rank's ids are replicated; None if they are
+    not."""
     mark: str | None = getattr(features, ATTRIBUTE, None)
     return mark

@@ -1,7 +1,7 @@
-"""Batches of a trainer's own type: where their sparse features are, and others put in their place.
+"""Batches of a trainer's own type: finds their sparse features, and puts others in their place.
 
 A batch is a KJT, or something that holds one: a dataclass, a mapping, a tuple, any object with
-attributes, and such things in each other.
+attributes, and any nesting of these.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ __all__ = [
 
 CPU = torch.device("cpu")
 FeaturesOf = Callable[[Any], Any]
-"""A batch to its sparse features: `lambda batch: batch.sparse_features`."""
+"""A function from a batch to its sparse features: `lambda batch: batch.sparse_features`."""
 
 DEEPEST = 4
-"""How deep a batch is looked into."""
+"""How many levels deep a batch is searched."""
 SPARSE = (KeyedJaggedTensor, SparseFeatures)
 
 
 Select = Callable[[Sequence[Any], Tensor], Any]
-"""Some batches, and samples [N] by their place in all of these, to a batch of those samples."""
+"""A function from some batches, and samples [N] by their place in all of these, to a batch of those
+samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,31 +60,32 @@ class OwnBatches:
     """A planner's access to the samples of batches of a trainer's own type."""
 
     features: FeaturesOf | None = None
-    """A batch to its sparse features; by default the only ones that it holds."""
+    """Finds a batch's sparse features; by default the only ones that it holds."""
     select: Select | None = None
-    """Samples of several batches to a batch; by default all that a batch holds is taken apart."""
+    """Makes a batch of samples from several batches; by default everything that a batch holds is
+    taken apart."""
 
 
 def features_of(
     batch: Any, features: FeaturesOf | None = None
 ) -> KeyedJaggedTensor | SparseFeatures:
-    """The sparse features of a batch: what `features` says, or else the only ones that it holds. Of
-    several the first: that one is converted, and the others stay as they are."""
+    """The sparse features of a batch: what `features` returns, or else the only ones that it holds.
+    If `features` returns several, the first: only that one is converted."""
     return all_features_of(batch, features)[0]
 
 
 def all_features_of(
     batch: Any, features: FeaturesOf | None = None
 ) -> tuple[KeyedJaggedTensor | SparseFeatures, ...]:
-    """All sparse features of a batch, of which `features` may name several: one at least."""
+    """All sparse features of a batch, at least one: `features` may return several."""
     if features is not None:
         found = features(batch)
         every = tuple(found) if isinstance(found, list | tuple) else (found,)
         if not every or not all(isinstance(one, SPARSE) for one in every):
             raise DataError(
-                f"features: it makes a {type(found).__name__} of a {type(batch).__name__}, but "
-                "must return the KeyedJaggedTensor that the batch holds: "
-                "features=lambda batch: batch.sparse_features."
+                f"features: it returns a {type(found).__name__} for a {type(batch).__name__}, but "
+                "must return the KeyedJaggedTensor that the batch holds: features=lambda batch: "
+                "batch.sparse_features."
             )
         return every
     held = [(path, part) for path, part in walk(batch) if isinstance(part, SPARSE)]
@@ -104,7 +106,7 @@ MOST_IDS = 1 << 23
 
 
 def sample_size(first: Any, features: FeaturesOf | None) -> int:
-    """The number of a loader's batches that show what repeats, if all are as large as the first."""
+    """How many of a loader's batches show what repeats, if all are as large as the first."""
     if first is None:
         return 0
     kjt = features_of(first, features)
@@ -117,15 +119,15 @@ def sample_size(first: Any, features: FeaturesOf | None) -> int:
 def sampled_features(
     batches: Iterable[Any], features: FeaturesOf | None
 ) -> tuple[KeyedJaggedTensor, ...]:
-    """The KJTs of a loader's first batches, each copied before the next one is read: a few, and no
-    more than show what repeats. Batches without samples show nothing."""
+    """The KJTs of a loader's first batches, each copied before the next one is read: only as many
+    as show what repeats. Batches without samples are skipped."""
     found: list[KeyedJaggedTensor] = []
     for batch in batches:
         kjt = features_of(batch, features)
         if isinstance(kjt, SparseFeatures):
             raise DataError(
-                "batches: these are converted already, so that how they repeat no longer shows. "
-                "Hand over a loader of batches that are not."
+                "batches: these are already converted, so how they repeat no longer shows. Hand "
+                "over a loader of batches that are not."
             )
         if not _samples(kjt):
             continue
@@ -149,28 +151,29 @@ def _ids(kjt: KeyedJaggedTensor) -> int:
 
 
 def replaced(batch: Any, old: Any, new: Any) -> Any:
-    """The batch with `new` wherever it holds `old`, itself as it was; all else is shared."""
+    """A copy of the batch with `new` wherever it holds `old`; everything else is shared, and the
+    batch itself stays as it is."""
     if old is new:
         return batch
     made = _changed(batch, lambda part: new if part is old else part, DEEPEST)
     if made is batch:
         raise DataError(
-            f"features: what it returns is not in the {type(batch).__name__} itself, so nothing "
-            "can be put in its place. Let it return the KeyedJaggedTensor that the batch holds."
+            f"features: what it returns is not in the {type(batch).__name__} itself, so it cannot "
+            "be replaced. Let it return the KeyedJaggedTensor that the batch holds."
         )
     return made
 
 
 def marked_batch(batch: Any, features: Any, hot_under: str | None) -> Any:
-    """The batch, whose features these are, with the mark of a hot batch on them, or none."""
+    """The batch with the mark of a hot batch, or none, on its `features`."""
     if isinstance(features, SparseFeatures):
         return replaced(batch, features, features.marked(hot_under))
     return replaced(batch, features, marked(features, hot_under))
 
 
 def in_own_memory(batch: Any) -> Any:
-    """The batch, with copies of all tensors that it holds: a loader may write its next one into the
-    same memory."""
+    """The batch with copies of all tensors that it holds, because a loader may write its next batch
+    into the same memory."""
     copies: dict[int, Any] = {}
 
     def copied(part: Any) -> Any:
@@ -182,7 +185,7 @@ def in_own_memory(batch: Any) -> Any:
 
 
 def _copy_of(part: Any) -> Any:
-    """A copy of a leaf that has memory; anything else is as it was."""
+    """A copy of a leaf that has memory; anything else is returned as it is."""
     if isinstance(part, Tensor):
         return part.detach().clone()
     if isinstance(part, np.ndarray):
@@ -191,7 +194,7 @@ def _copy_of(part: Any) -> Any:
 
 
 def _changed(value: Any, change: Callable[[Any], Any], depth: int) -> Any:
-    """The value, or that with `change` made to what of it is changed by that."""
+    """The value with `change` applied to its parts; the value itself if that changes nothing."""
     if (made := change(value)) is not value:
         return made
     parts = parts_of(value) if depth else None
@@ -211,9 +214,9 @@ def walk(
     *,
     whole: Callable[[Any], bool] = lambda part: False,
 ) -> Iterator[tuple[str, Any]]:
-    """Each thing that a batch holds and that holds no more, with the way to it: `batch.labels`.
+    """Each leaf that a batch holds, with the path to it: `batch.labels`.
 
-    What is `whole` is not taken apart either.
+    Anything that is `whole` counts as a leaf.
     """
     parts = parts_of(batch) if depth and not whole(batch) else None
     if parts is None:
@@ -225,13 +228,12 @@ def walk(
 
 
 def holds_unique(batch: Any) -> bool:
-    """Whether a batch holds unique samples: whether it was converted."""
+    """Whether a batch holds unique samples, that is, was converted."""
     return any(isinstance(part, Bundle) for _, part in walk(batch))
 
 
 def parts_of(value: Any) -> Mapping[Any, Any] | None:
-    """The parts that a batch, or a part of one, is made of; None where it is a leaf, as tensors
-    are."""
+    """The parts of a batch, or of a part of one; None for a leaf, such as a tensor."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):
@@ -245,14 +247,14 @@ def parts_of(value: Any) -> Mapping[Any, Any] | None:
 
 
 def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """A copy of what `parts_of` took apart, of other parts."""
+    """A copy of what `parts_of` took apart, with other parts."""
     if _is_dataclass(value):
         given = {one.name for one in dataclasses.fields(value) if one.init}
         made = dataclasses.replace(
             value, **{name: part for name, part in parts.items() if name in given}
         )
         if hasattr(made, "__post_init__"):
-            for name, part in parts.items():  # it did to these before what it does now once more
+            for name, part in parts.items():  # its constructor may have changed these once more
                 object.__setattr__(made, name, part)
         return made
     if isinstance(value, tuple):
@@ -263,17 +265,18 @@ def with_parts(value: Any, parts: Mapping[Any, Any]) -> Any:
             made[name] = part
         return _renewed(made, value, parts)
     for name, part in parts.items():
-        object.__setattr__(made, name, part)  # as it lies there, whatever its class makes of it
+        object.__setattr__(made, name, part)  # as stored, whatever the class makes of it
     return made
 
 
 def _tuple_of(value: tuple[Any, ...], parts: Collection[Any]) -> Any:
-    """A tuple of the same type, and with the same attributes, of these parts. What makes one of its
-    class may take something else than parts, or do to them once more what it did."""
+    """A tuple of the same type with these parts and the same attributes. Its class's constructor is
+    not called if that can be avoided: it may take something other than parts, or change them a
+    second time."""
     kind: Any = type(value)
     try:
         made = tuple.__new__(kind, parts)
-    except TypeError:  # a class in C, as torch.Size, makes its own
+    except TypeError:  # a class in C, such as torch.Size, has its own __new__
         return kind(parts)
     if hasattr(value, "__dict__"):
         made.__dict__.update(value.__dict__)
@@ -281,8 +284,8 @@ def _tuple_of(value: tuple[Any, ...], parts: Collection[Any]) -> Any:
 
 
 def _renewed(made: Any, value: Any, parts: Mapping[Any, Any]) -> Any:
-    """The copy of a tuple, a list or a mapping: an attribute that is one of its parts as well is
-    the part in its place, and what it caches is left behind."""
+    """The copy of a tuple, a list or a mapping: an attribute that is also one of its parts becomes
+    the new part, and caches are left out."""
     held = parts_of(value) or {}
     new = {id(held[name]): part for name, part in parts.items() if name in held}
     for name, attribute in getattr(value, "__dict__", {}).items():
@@ -294,8 +297,8 @@ def _renewed(made: Any, value: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 def _holding(value: Any, attributes: Mapping[str, Any]) -> Any:
-    """A dataclass of the same type with these attributes. It is not made anew, for its
-    `__post_init__` would do to them once more what it did; what it caches is left behind."""
+    """A dataclass of the same type with these attributes. Its constructor is not called, because
+    its `__post_init__` would change them a second time; caches are left out."""
     kind, made = type(value), object.__new__(type(value))
     for name, part in attributes.items():
         if not isinstance(getattr(kind, name, None), cached_property):
@@ -309,7 +312,7 @@ def _is_dataclass(value: Any) -> bool:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """The fields of a named tuple."""
+    """The names of a named tuple's fields; empty for any other tuple."""
     names = getattr(type(value), "__match_args__", ()) if isinstance(value, tuple) else ()
     return names if len(names) == len(value) else ()
 
@@ -326,13 +329,14 @@ def _by_attribute(value: Any) -> bool:
 
 
 FEATURES = (KeyedJaggedTensor, Bundle)
-"""What of a dataclass is a part of it, though it is made by its `__post_init__`."""
+"""The types of a dataclass's attributes that are parts of it, even if its `__post_init__` made
+them."""
 COPIED = (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
 LEAVES = (Tensor, *COPIED, Bundle)
 NO_BATCHES = frozenset(
     ["builtins", "torch", "numpy", "pandas", "pyarrow", "datetime", "pathlib", "enum", "decimal"]
 )
-"""Packages whose objects are values in a batch, and hold no features."""
+"""Packages whose objects are leaves in a batch, and hold no features."""
 
 
 def _attributes(value: Any) -> dict[str, Any]:

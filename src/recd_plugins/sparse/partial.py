@@ -1,7 +1,7 @@
 """Partial IKJT: samples whose rows are equal or shifted share their values.
 
-Paper: no offsets; each row is [offset, length] into shared values. b = [3,4,5], [4,5,6],
-[3,4,5] becomes values [3,4,5,6] and rows [0,3], [1,3], [0,3].
+As in the paper, there are no offsets; each row is [offset, length] into shared values. b = [3,4,5],
+[4,5,6], [3,4,5] becomes values [3,4,5,6] and rows [0,3], [1,3], [0,3].
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ __all__ = ["PartialInverseKeyedJaggedTensor"]
 class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
     """B samples of features in G groups; a group's features share one inverse lookup.
 
-    [offset, length] are kept per unique sample, behind the inverse lookup: B + 2U numbers
-    where the paper's form (`rows`) takes 2B, and unique samples can still be pooled alone.
+    [offset, length] are kept per unique sample, which the inverse lookup points to: B + 2U numbers
+    where the paper's form (`rows`) takes 2B, and unique samples can still be pooled by themselves.
     """
 
     shares_values = True
 
     kjt: KeyedJaggedTensor
-    """One row per key, in the order of the groups: its K shared values, and their weights
-    where ids are weighted. A plain attribute, so that TorchRec's pipeline can follow it."""
+    """One row per key, in the order of the groups: the key's K shared values, and their weights if
+    ids have weights. A plain attribute, so that TorchRec's pipeline can follow it."""
     spans: Tensor
-    """[R, 2] int64: [offset, length] among its key's shared values of every unique sample of
-    the key's group, one key after another."""
+    """[R, 2] int64, key after key: for every unique sample of the key's group, [offset, length] in
+    the key's shared values."""
     inverse_lookup: Tensor
     """[G, B] int64: which of the group's unique samples each sample is."""
     groups: Groups
     unique_counts: tuple[int, ...]
-    """The unique samples of each group."""
+    """The number of unique samples of each group."""
 
     @classmethod
     def from_kjt(
@@ -55,8 +55,8 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
     ) -> PartialInverseKeyedJaggedTensor:
         """Deduplicate the keys that `groups` name; by default every key is a group.
 
-        Samples of a group are one where all its features match, weights included; then each
-        feature's unique rows are laid over their neighbours.
+        Samples are merged in a group if all its features match, weights included; then each
+        feature's unique rows share values with their neighbours.
         """
         if features.variable_stride_per_key():
             raise DataError(
@@ -67,9 +67,9 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
 
     @classmethod
     def from_ikjt(cls, ikjt: InverseKeyedJaggedTensor) -> PartialInverseKeyedJaggedTensor:
-        """The same samples; each feature's unique rows are laid over their neighbours.
+        """The same samples; each feature's unique rows share values with their neighbours.
 
-        This runs on the CPU, where readers do it: what lies elsewhere goes there and back.
+        This runs on the CPU, as it does in readers: what lies elsewhere is copied there and back.
         """
         device = ikjt.inverse_lookup.device
         if device.type != "cpu":
@@ -78,7 +78,7 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
         for group in ikjt.groups:
             features = [parts[key] for key in group]
             for key, feature, unique in zip(group, features, unique_each(features), strict=True):
-                # Equal rows of a feature share their values, also where its group's differ.
+                # Equal rows of a feature share their values, even if the group's samples differ.
                 rows = SharedRows.of(feature, unique.firsts)
                 shared[key] = rows._replace(spans=rows.spans[unique.inverse_lookup])
         return cls._of(ikjt.groups, shared, ikjt.inverse_lookup, ikjt.kjt.lengths().dtype)
@@ -91,7 +91,8 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
         inverse_lookup: Tensor,
         lengths: torch.dtype,
     ) -> PartialInverseKeyedJaggedTensor:
-        """Make one of each key's unique rows, in the groups' order; `lengths` is the KJTs' type."""
+        """Make one from each key's unique rows, in the order of the groups; `lengths` is the type
+        of the KJT's lengths."""
         rows = list(shared.values())
         weights = [one.weights for one in rows if one.weights is not None]
         sizes = [one.values.numel() for one in rows]
@@ -145,11 +146,11 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
 
     @classmethod
     def from_bytes(cls, data: bytes | pa.Buffer) -> PartialInverseKeyedJaggedTensor:
-        """The partial IKJT that `to_bytes` was given, on the same memory; checked always."""
+        """The partial IKJT that `to_bytes` was given, on the same memory; always checked."""
         return cls._of(*wire.partial_from_batch(wire.from_bytes(data))).validate()
 
     def to_bytes(self) -> pa.Buffer:
-        """An Arrow IPC stream: a dictionary of list views per group, nothing pickled."""
+        """An Arrow IPC stream: a dictionary of list views per group; nothing is pickled."""
         here = self.to(torch.device("cpu"))
         parts, dtype = here.parts(), here.kjt.lengths().dtype
         batch = wire.partial_to_batch(here.groups, parts, here.inverse_lookup, dtype)
@@ -160,19 +161,21 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
         return self._rows([key])[0]
 
     def values_kept(self, key: str | None = None) -> int:
-        """The number of shared values, of one key or of all."""
+        """The number of shared values, for one key or for all."""
         if key is not None:
             self._check(key)
             return self.parts()[key].values.numel()
         return int(self.kjt.values().numel())
 
     def id_counts(self, key: str | None = None) -> tuple[int, int]:
-        """The ids of the B samples, and the values kept for them; of one key, or of all."""
+        """The number of ids of the B samples, and of the values kept for them; for one key, or for
+        all."""
         keys = self.kjt.keys() if key is None else [key]
         return sum(int(rows[:, 1].sum()) for rows in self._rows(keys)), self.values_kept(key)
 
     def select(self, samples: Tensor) -> PartialInverseKeyedJaggedTensor:
-        """Samples [N], in this order, repeats included; values that none of them needs go."""
+        """The samples at `samples` [N], in this order, repeats included; values that none of them
+        needs are dropped."""
         looked = self.inverse_lookup[:, samples]
         found = [group_codes([row]) for row in looked]
         shared = {
@@ -202,7 +205,7 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
         return cls._of(groups, shared, torch.cat(lookups, dim=1), parts[0].kjt.lengths().dtype)
 
     def validate(self) -> PartialInverseKeyedJaggedTensor:
-        """Return the partial IKJT, or raise `DataError` for the first rule that it breaks."""
+        """Returns the partial IKJT, or raises `DataError` for the first rule that it breaks."""
         check_groups(self.groups, self.kjt.keys())
         keys, counts = [key for group in self.groups for key in group], self.unique_counts
         shape = list(self.inverse_lookup.shape)

@@ -1,4 +1,4 @@
-"""A transform written for a KJT, run on the unique samples of an IKJT (the paper's O4)."""
+"""A transform that was written for a KJT, run on the unique samples of an IKJT (the paper's O4)."""
 
 from __future__ import annotations
 
@@ -35,26 +35,25 @@ Shared = TypeVar("Shared", bound=DeduplicatedFeatures)
 
 
 class RowWise:
-    """f: KJT → KJT (a module, a TorchScript module, a function) made to take an IKJT too.
+    """f: KJT → KJT (a module, a TorchScript module, a function), adapted to take an IKJT too.
 
     expand(RowWise(f)(ikjt)) = f(expand(ikjt)): f runs, untouched, on `ikjt.kjt`, and the inverse
-    lookup stays. That holds if a row of f's result depends on that row of its input alone. What
-    else f is, its attributes say (those of TorchScript modules are set in `__init__`):
-    - `row_wise = False`: it does depend on other rows. Deduplicated features are then refused.
-    - `changes_keys = True`: other keys come out. It then runs on each group by itself, and what
-      comes out is that group.
-    - `elementwise = True`: an id's result depends on that id alone, and rows keep their lengths.
-      Then it runs on a partial IKJT's shared values; else on its unique samples, each spread
-      out, and what they share is found anew.
-    - `adds`, a name: the features that it takes stay, and one of this name comes behind them, whose
-      ids, lengths and weights or none `made(features)` gives. Among `features` it finds by their
-      names those that it takes; others may lie between them.
-    - `of_rows(ids, lengths, weights)`, a method: f keeps its keys, and does to each row the same,
-      whichever key it is of. It gives ids, lengths and weights or none, `lengths` itself where rows
-      keep their lengths. Where f takes all features, no KJT is made for it.
+    lookup stays. That holds if a row of f's result depends only on that row of its input.
+    Attributes of f say what else holds (TorchScript modules set them in `__init__`): - `row_wise =
+    False`: it does depend on other rows. Deduplicated features are then refused. - `changes_keys =
+    True`: other keys come out. f then runs on each group by itself, and what comes out is that
+    group. - `elementwise = True`: an id's result depends only on that id, and rows keep their
+    lengths. Then f runs on a partial IKJT's shared values; otherwise it runs on its unique samples,
+    each with values of its own, and shared values are found again. - `adds`, a name: the features
+    that f takes stay, and one of this name is appended. The method `made(features)` returns its
+    ids, lengths, and weights or None. It finds the features that f takes by name among `features`;
+    others may lie between them. - `of_rows(ids, lengths, weights)`, a method: f keeps its keys, and
+    treats each row the same, whatever its key. The method returns ids, lengths, and weights or
+    None; `lengths` itself if rows keep their lengths. If f takes all features, no KJT is made for
+    it.
 
-    A class below the one that has `made` or `of_rows` may have a `forward` of its own: then f is
-    that, and the method is not asked.
+    If a subclass of the class that has `made` or `of_rows` defines a `forward` of its own, f is
+    that `forward`, and the method is not called.
     """
 
     def __init__(
@@ -65,13 +64,13 @@ class RowWise:
         who: str = "",
         weighs: bool = True,
     ) -> None:
-        """`makes`: the keys that come out of others, of a transform that changes keys. `name`: what
-        it is called, by default as its author calls it; `who` opens its messages. Not `weighs`,
-        where no feature that comes out is scored: then it may make no weights."""
+        """`makes` maps keys to those that come out, for a transform that changes keys. `name` is
+        its name, by default the one that its author gave it; `who` opens its messages. `weighs` is
+        False if no feature that comes out is scored: then the transform may make no weights."""
         self.transform = transform
         self._makes = makes
         self._known: dict[tuple[str, ...], list[str]] = {}
-        """The answers of `makes`: it is asked once, not for each batch."""
+        """The results of `makes`, which is called once, not for each batch."""
         self.name = name or _name_of(transform)
         self.who = who or f"preprocess: {self.name}"
         self._weighs = weighs
@@ -79,16 +78,18 @@ class RowWise:
         self._elementwise: bool = getattr(transform, "elementwise", False)
         adds: str | None = getattr(transform, "adds", None)
         self.adds = None if _is_passed_by(transform, "made") else adds
-        """The feature that it adds to those that it takes, if it is such a one."""
+        """The name of the feature that it adds to those that it takes; None if it does not add
+        one."""
         of_rows: Callable[..., Any] | None = getattr(transform, "of_rows", None)
         self.of_rows = None if _is_passed_by(transform, "of_rows") else of_rows
-        """What it does to rows, if it is such a one that can do without a KJT."""
+        """What it does to rows, if it can do without a KJT; else None."""
         self._changes_keys: bool = bool(
             makes is not None or adds or getattr(transform, "changes_keys", False)
         )
 
     def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
-        """The features transformed; of `keys` alone, if given, while the others stay."""
+        """The transformed features; if `keys` are given, only these are transformed, and the others
+        stay."""
         plain = isinstance(features, KeyedJaggedTensor)
         held = features.keys() if isinstance(features, KeyedJaggedTensor) else features.kjt.keys()
         wanted = frozenset(held if keys is None else keys)
@@ -97,9 +98,9 @@ class RowWise:
             return features
         if not plain and not self._row_wise:
             raise PluginError(
-                f"{self.who} says `row_wise = False`: its result depends on more than "
-                f"its row, so it cannot run on the unique samples of {', '.join(chosen)}. Leave "
-                "these features out of dedup.groups, or take the transform off them."
+                f"{self.who} says `row_wise = False`: its result depends on more than its row, so "
+                f"it cannot run on the unique samples of {', '.join(chosen)}. Leave these features "
+                "out of dedup.groups, or take the transform off them."
             )
         made: KeyedJaggedTensor | DeduplicatedFeatures
         if isinstance(features, KeyedJaggedTensor):
@@ -111,7 +112,7 @@ class RowWise:
         return cast("Features", made)
 
     def added(self, features: KeyedJaggedTensor, chosen: list[str]) -> Added:
-        """The feature that it makes of those chosen, which come right before it."""
+        """The feature that it makes of the chosen ones, which come right before it."""
         assert self.adds is not None  # whoever asks has looked
         transform: Any = self.transform
         with naming(self.who, "when asked for what it adds"):
@@ -128,7 +129,7 @@ class RowWise:
         return Added(self.adds, values, lengths, weights, tuple(chosen))
 
     def on_rows(self, rows: KeyedRows) -> KeyedRows:
-        """The same keys, with what it makes of their rows."""
+        """The same keys, with what it makes from their rows."""
         assert self.of_rows is not None  # whoever asks has looked
         with naming(self.who, "when it was given rows"):
             made = self.of_rows(rows.ids, rows.lengths, rows.weights)
@@ -150,8 +151,8 @@ class RowWise:
     def runs_on(
         self, features: KeyedJaggedTensor | DeduplicatedFeatures
     ) -> KeyedJaggedTensor | None:
-        """The KJT whose rows it takes as they are, or behind whose features the one that it makes
-        is to lie, if that is all it does."""
+        """The KJT whose rows it takes as they are, or to whose features its new one is appended, if
+        that is all that it does; else None."""
         if self.adds is None and self.of_rows is None:
             return None
         if isinstance(features, KeyedJaggedTensor):
@@ -187,7 +188,7 @@ class RowWise:
             made = self._run(taken)
             kept = made.lengths() is taken.lengths()
             return some.put(made if kept else some.without_padding(made))
-        if len(features.groups) == 1:  # none of its rows is padding
+        if len(features.groups) == 1:  # it has no padding
             kjt = self._on_kjt(features.kjt, chosen)
             self._check_once(kjt)
             return dataclasses.replace(features, kjt=kjt, groups=(tuple(kjt.keys()),))
@@ -208,8 +209,8 @@ class RowWise:
     def _check_once(self, kjt: KeyedJaggedTensor) -> None:
         if len(set(kjt.keys())) < len(kjt.keys()):
             raise PluginError(
-                f"{self.who} makes the same key of two feature groups: {kjt.keys()}. "
-                "Name all that it takes in one group of dedup.groups."
+                f"{self.who} makes the same key from two feature groups: {kjt.keys()}. Name all "
+                "that it takes in one group of dedup.groups."
             )
 
     def _on_shared_values(self, features: Shared, chosen: list[str]) -> Shared:
@@ -236,9 +237,9 @@ class RowWise:
         return result
 
     def _check_ids(self, ids: Tensor, lengths: Tensor, total: int | None = None) -> None:
-        """`PluginError` where rows would be cut otherwise than meant: those behind would shift. A
-        caller that knows the `total` of the lengths gives it; otherwise that of a device is not
-        asked for."""
+        """Raises `PluginError` if rows would be cut in the wrong places, so that later rows would
+        shift. A caller that knows the `total` of the lengths passes it; else lengths on a device
+        are not summed."""
         if ids.is_floating_point() or ids.is_complex():
             raise PluginError(
                 f"{self.who} made ids of {ids.dtype}, where they must be integers: int64 or int32."
@@ -256,21 +257,21 @@ class RowWise:
             )
 
     def _check_weights(self, given: Tensor | None, made: Tensor | None, ids: Tensor) -> None:
-        """`PluginError` for weights that nobody would multiply by, or that are of other ids."""
+        """Raises `PluginError` for weights that would not be used, or that do not match the ids."""
         if made is not None and len(made) != len(ids):
             raise PluginError(
-                f"{self.who} made {len(made):,} weights of {len(ids):,} ids. Give each id its own, "
-                "as where rows are cut."
+                f"{self.who} made {len(made):,} weights of {len(ids):,} ids. Give each id its own "
+                "weight, also where rows are cut."
             )
         if made is not None and given is None and not self._weighs:
             raise PluginError(
-                f"{self.who} made weights, but its `schema` has no feature that is scored, so that "
-                "nobody would use them. Let it return the feature with `scored=True` "
+                f"{self.who} made weights, but its `schema` has no scored feature, so they would "
+                "not be used. Let it return the feature with `scored=True` "
                 "(`dataclasses.replace(feature, scored=True)`), or make no weights."
             )
 
     def _check(self, made: list[str], num_rows: int, given: list[str], stride: int) -> None:
-        """`PluginError` where keys or rows came out that may not."""
+        """Raises `PluginError` if wrong keys or rows came out."""
         if made != given and not self._changes_keys:
             raise PluginError(
                 f"{self.who} made the keys {made} of {given}. Keep "
@@ -295,10 +296,11 @@ class RowWise:
 
 
 class TransformedFeatures(Generic[Features]):
-    """Features that transforms run on one after another, with the result of one at a time.
+    """Features on which transforms run one after another.
 
-    What several in a row add is laid behind the features when somebody needs it there: then each id
-    is copied, and a KJT is made, once for all of them. None is made between transforms `of_rows`.
+    The features that several transforms in a row add are appended when a later one needs them: then
+    each id is copied, and a KJT is made, only once for all. No KJT is made between transforms with
+    `of_rows`.
     """
 
     def __init__(self, features: Features) -> None:
@@ -306,12 +308,13 @@ class TransformedFeatures(Generic[Features]):
         if isinstance(features, KeyedJaggedTensor):
             self._features = in_one_line(features)
         self._added: list[Added] = []
-        """To be laid behind them."""
+        """Features that are still to be appended."""
         self._rows: KeyedRows | None = None
-        """What became of their rows, to be made a KJT; then none are to be laid behind them."""
+        """What became of the rows, if a KJT is still to be made of them; then no features are to be
+        appended."""
 
     def apply(self, transform: RowWise, keys: Collection[str]) -> None:
-        """Run it on those of `keys` that there are."""
+        """Run the transform on those of `keys` that are present."""
         held, wanted = self._keys(), frozenset(keys)
         if wanted.isdisjoint(held):
             return
@@ -332,7 +335,7 @@ class TransformedFeatures(Generic[Features]):
             self._added.append(one)
             weighs = one.weights is not None and kjt.weights_or_none() is None
             if weighs or one.values.dtype != kjt.values().dtype:
-                self._lay()  # which changes what the others are
+                self._lay()  # which changes the other features
 
     @property
     def whole(self) -> Features:
@@ -341,7 +344,7 @@ class TransformedFeatures(Generic[Features]):
         return cast("Features", self._features)
 
     def _keys(self) -> list[str]:
-        """The keys that there are now; those to be laid behind others come last."""
+        """The present keys; those still to be appended come last."""
         if self._rows is not None:
             return [*self._rows.keys]
         features = self._features
@@ -380,18 +383,18 @@ class TransformedFeatures(Generic[Features]):
 
 
 class _Part(NamedTuple):
-    """Keys of a KJT that lie side by side, as views: a KJT of them takes longer to make."""
+    """Neighbouring keys of a KJT, as views: a KJT of them takes longer to make."""
 
     keys: list[str]
     rows: WeightedJagged
     numels: list[int]
-    """The ids of each key."""
+    """The number of ids of each key."""
     strides: list[list[int]] | None
-    """The rows of each key and rank, where keys differ in them (VBE)."""
+    """The number of rows of each key and rank, if keys differ in these (VBE)."""
 
 
 def _cut(features: KeyedJaggedTensor, counts: Sequence[int]) -> list[_Part]:
-    """So many keys, then so many more: all of them."""
+    """All keys, cut into parts with these numbers of keys."""
     keys, numels, every = features.keys(), features.length_per_key(), WeightedJagged.of(features)
     ragged = features.variable_stride_per_key()
     strides = features.stride_per_key_per_rank() if ragged else None
@@ -412,7 +415,7 @@ def _cut(features: KeyedJaggedTensor, counts: Sequence[int]) -> list[_Part]:
 
 
 def _joined(parts: Sequence[_Part], stride: int) -> KeyedJaggedTensor:
-    """The keys of all parts; where some have weights, the ids of the others weigh 1."""
+    """The keys of all parts; if some have weights, the ids of the others get weight 1."""
     rows = parts[0].rows
     if len(parts) > 1:
         rows = WeightedJagged.joined([part.rows for part in parts])
@@ -429,8 +432,8 @@ def _joined(parts: Sequence[_Part], stride: int) -> KeyedJaggedTensor:
 
 
 def _is_passed_by(transform: KjtTransform, method: str) -> bool:
-    """Whether a class that inherits a method says in a `forward` of its own what becomes of a KJT:
-    that is what its author trained with."""
+    """Whether a class inherits this method but defines its own `forward`, which is then what its
+    author trained with."""
     if not hasattr(transform, method) or method in getattr(transform, "__dict__", {}):
         return False
     for kind in type(transform).__mro__:
@@ -442,7 +445,7 @@ def _is_passed_by(transform: KjtTransform, method: str) -> bool:
 
 
 def _name_of(transform: KjtTransform) -> str:
-    """The name that its author gave it: a function's, or that of a module's class, scripted or
+    """The name that its author gave it: that of the function, or of the module's class, scripted or
     not."""
     for name in ("original_name", "__name__"):
         if isinstance(own := getattr(transform, name, None), str):
@@ -451,16 +454,17 @@ def _name_of(transform: KjtTransform) -> str:
 
 
 class SomeKeys:
-    """Some of an IKJT's keys: their unique samples as a KJT, and the IKJT with what became of them.
+    """Some of an IKJT's keys: takes their unique samples out as a KJT, and puts back what became of
+    them.
 
-    There is at least one; they are in the order of the groups.
+    There is at least one key; keys are in the order of the groups.
     """
 
     def __init__(self, features: InverseKeyedJaggedTensor, keys: Collection[str]) -> None:
         self._features = features
         self._groups, self._unique_counts = features.groups, features.unique_counts
         self._runs = [(True, range(len(keys)))]
-        """The places of all keys, cut where those that are meant begin and end."""
+        """The places of all keys, cut where the chosen ones begin and end."""
         if len(keys) < len(features.kjt.keys()):
             self._narrow(frozenset(keys))
 
@@ -490,7 +494,8 @@ class SomeKeys:
         )
 
     def without_padding(self, made: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """`made` row by row of what was taken, without ids in rows behind a group's last."""
+        """`made`, which has a row for each one that was taken, without ids in the padding of
+        groups."""
         lengths, weights = made.lengths(), made.weights_or_none()
         if is_padded(self._groups, self._unique_counts, lengths):
             return made
@@ -504,7 +509,7 @@ class SomeKeys:
         )
 
     def put(self, made: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
-        """The IKJT with `made`, rows of the same keys, instead of what was taken."""
+        """The IKJT with `made`, rows of the same keys, in place of what was taken."""
         kjt, stride = self._features.kjt, self._features.kjt.stride()
         if len(self._runs) > 1:
             parts, done = [], 0
@@ -519,7 +524,7 @@ class SomeKeys:
 
 
 def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> WeightedJagged:
-    """`stride` rows of each of the keys in these places: less padding than they have, or more."""
+    """`stride` rows for each key in these places, with less or more padding than they have."""
     ids = slice(None)
     if len(run) < len(kjt.keys()):
         offsets = kjt.offset_per_key()
@@ -534,7 +539,7 @@ def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> WeightedJagged:
 
 
 def _padded(lengths: Tensor, stride: int) -> Tensor:
-    """[K, stride]: less of lengths [K, S], or zeros behind them; no copy where a view will do."""
+    """[K, stride]: lengths [K, S], cut or padded with zeros; a view if possible."""
     missing = stride - lengths.shape[1]
     return pad(lengths, (0, missing)) if missing > 0 else lengths[:, :stride]
 

@@ -1,15 +1,13 @@
-"""IKJTs and partial IKJTs as Arrow and as bytes: nothing is pickled, no sample is expanded.
+"""IKJTs and partial IKJTs as Arrow and as bytes: nothing is pickled, and no sample is expanded.
 
-Three forms:
-- columns: a key as dictionary<list<integer>>. Its dictionary is the key's unique rows, its
-  indices the inverse lookup of its group.
-- a record batch of one row, for an IKJT that travels: a list column for each of its tensors,
-  the values of all keys where they lie, and lengths and inverse lookups in as few bytes as
-  their numbers need. Samples of a session lie side by side, so a lookup goes as its runs of
-  equal samples wherever that is shorter.
-- a record batch of a partial IKJT: a column per group, whose indices are the inverse lookup
-  and whose dictionary is a struct with a list view, which is [offset, length], per key over
-  the key's shared values, each beside its weight where it has one.
+Three forms: - columns: a key as dictionary<list<integer>>. Its dictionary is the key's unique rows,
+its indices the inverse lookup of its group. - a record batch of one row, for an IKJT that travels:
+a list column for each of its tensors, the values of all keys where they lie, and lengths and
+inverse lookups in as few bytes as their numbers need. Samples of a session lie side by side, so a
+lookup is sent as its runs of equal samples if that is shorter. - a record batch of a partial IKJT:
+a column per group, whose indices are the inverse lookup and whose dictionary is a struct with a
+list view, which is [offset, length], per key over the key's shared values, each beside its weight
+where it has one.
 """
 
 from __future__ import annotations
@@ -49,19 +47,19 @@ __all__ = [
 ]
 
 LARGEST_LOOKUP = 1 << 30
-"""Bytes of a lookup that is made of its runs: they take a few, whatever it takes."""
+"""The most bytes of a lookup that is made from its runs: the runs may be few whatever its size."""
 NOT_AS_MANY = -2
-"""What `_write_lookup` says of runs that are not those of all samples."""
+"""What `_write_lookup` returns for runs that do not cover all samples."""
 
 
 def to_columns(
     groups: Groups, rows: Mapping[str, WeightedJagged], lookups: Sequence[Tensor]
 ) -> dict[str, pa.DictionaryArray]:
-    """Each key as a column; the dictionaries of all lie in one array, uncopied."""
+    """Each key as a column; all dictionaries lie in one array, without a copy."""
     every = WeightedJagged.joined([rows[key] for group in groups for key in group])
     if every.weights is not None:
         raise DataError(
-            "to_arrow: its ids have weights, for which a column of ids has no place. Use "
+            "to_arrow: its ids have weights, which a column of ids cannot hold. Use "
             "to_record_batch."
         )
     lists, first, columns = jagged_to_arrow(Jagged(every.values, every.lengths)), 0, {}
@@ -77,9 +75,10 @@ def to_columns(
 def from_columns(
     columns: Mapping[str, pa.DictionaryArray], groups: Sequence[Sequence[str]] | None
 ) -> tuple[Groups, dict[str, WeightedJagged], list[Tensor]]:
-    """The columns' groups, each key's unique rows and each group's lookup [B], not yet checked.
+    """The groups of the columns, each key's unique rows and each group's lookup [B], not yet
+    checked.
 
-    Values are views of one tensor where the dictionaries lie in one array.
+    Values are views of one tensor if the dictionaries lie in one array.
     """
     rows: dict[str, WeightedJagged] = {}
     lookups: dict[str, Tensor] = {}
@@ -94,7 +93,7 @@ def from_columns(
 
 
 def _indices(lookup: Tensor, count: int) -> pa.Array:
-    """The lookup, each number in as few bytes as `count` unique samples need."""
+    """The lookup, with each number in as few bytes as `count` unique samples need."""
     return pa.array(lookup.numpy().astype(np.min_scalar_type(-max(count, 1))))
 
 
@@ -108,7 +107,7 @@ def _lookup_of_column(column: pa.DictionaryArray, name: str) -> Tensor:
 
 
 def _shared(dictionary: pa.Array, name: str, seen: dict[int, Tensor]) -> WeightedJagged:
-    """The dictionary's rows, as a view of one tensor for all that lie in one array."""
+    """The dictionary's rows, as a view of the one tensor for all dictionaries in the same array."""
     rows = WeightedJagged(*jagged_from_arrow(dictionary, name))
     if rows.values.numel() and dictionary.type.value_type in (pa.int32(), pa.int64()):
         ids = dictionary.values
@@ -140,7 +139,7 @@ class WiredIkjt(NamedTuple):
 def ikjt_to_batch(
     groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
 ) -> pa.RecordBatch:
-    """One row of what `WiredIkjt` has, on CPU."""
+    """What `WiredIkjt` has, as one row on the CPU."""
     codes, runs = map(_narrow, lookup_as_runs(inverse_lookup.numpy()))
     real = _real(groups, unique_counts)
     columns = {
@@ -160,7 +159,7 @@ def ikjt_to_batch(
 
 
 def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
-    """The parts that `ikjt_to_batch` was given, values on the same memory."""
+    """The parts that `ikjt_to_batch` was given, with values on the same memory."""
     text = (batch.schema.metadata or {}).get(IKJT_KEY)
     if text is None:
         raise DataError(
@@ -178,7 +177,7 @@ def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
 
 
 def _ikjt_of(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) -> WiredIkjt:
-    """Checks that sizes fit each other, before memory is taken for them."""
+    """Checks that sizes fit each other before memory is allocated for them."""
     values, lengths, counts, codes, runs = (numbers[name] for name in COLUMNS)
     unique_counts = tuple(counts.tolist())
     weights = numbers.get("weights")
@@ -192,7 +191,7 @@ def _ikjt_of(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) ->
 
 
 def _one_list(numbers: Numbers) -> pa.LargeListArray:
-    """All numbers as the one row of a column, on the same memory."""
+    """All numbers as the only row of a column, on the same memory."""
     return pa.LargeListArray.from_arrays(np.array([0, len(numbers)]), pa.array(numbers))
 
 
@@ -203,7 +202,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Numbers:
         raise ValueError(f"{name} has nulls, or {len(column)} rows in place of one")
     if name != "weights" and not pa.types.is_integer(numbers.type):
         raise ValueError(f"{name} are {numbers.type}, not integers")
-    # By way of torch: numpy would have it read-only, on the same memory.
+    # Through torch: a numpy array on the same memory would be read-only.
     found: Numbers = torch.from_dlpack(numbers).numpy()
     return found
 
@@ -230,8 +229,9 @@ def _real(groups: Groups, unique_counts: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def lookup_as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
-    """(codes, runs): code i for `runs[i]` samples, group after group; no runs: each for one. Which
-    of the two takes fewer bytes, where each number has as few as the largest of its kind needs."""
+    """(codes, runs), group after group: code i stands for `runs[i]` samples; without runs, each
+    code stands for one. It is the shorter of both forms, if each number has as few bytes as the
+    largest of its kind needs."""
     codes, runs = np.empty((2, lookup.size), np.int64)
     count, *largest = _write_runs(lookup, codes, runs)
     of_code, of_run = (np.min_scalar_type(number).itemsize for number in largest)
@@ -243,12 +243,12 @@ def lookup_as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
 def lookup_of_runs(
     codes: Numbers, runs: Numbers, unique_counts: NDArray[np.int64], batch_size: int
 ) -> NDArray[np.int64]:
-    """The lookup that `lookup_as_runs` was given; `ValueError` where it is none, or reaches outside
-    of the unique samples of its groups."""
+    """The lookup that `lookup_as_runs` was given; raises `ValueError` if it is not one, or points
+    outside the unique samples of its groups."""
     shape = (len(unique_counts), batch_size)
     if codes.ndim != 1 or runs.ndim != 1 or len(runs) not in (0, len(codes)):
         raise ValueError(f"a lookup has {codes.shape} codes and {runs.shape} runs")
-    # Before memory is taken for it.
+    # Checked before memory is allocated for it.
     if 8 * shape[0] * shape[1] > LARGEST_LOOKUP:
         raise ValueError(f"a lookup of {shape} samples takes more than {LARGEST_LOOKUP} bytes")
     lookup = np.empty(shape, np.int64)
@@ -306,7 +306,7 @@ def _write_lookup(
 
 
 def _narrow(numbers: Numbers) -> Numbers:
-    """The same, none of them negative, in as few bytes each as the largest needs."""
+    """The same numbers, none negative, in as few bytes each as the largest needs."""
     return numbers.astype(np.min_scalar_type(numbers.max(initial=0)))
 
 
@@ -318,7 +318,7 @@ class WiredPartial(NamedTuple):
 
     groups: Groups
     rows: dict[str, SharedRows]
-    """Each key's unique rows."""
+    """The unique rows of each key."""
     inverse_lookup: Tensor
     """[G, B]."""
     lengths: torch.dtype
@@ -328,7 +328,8 @@ class WiredPartial(NamedTuple):
 def partial_to_batch(
     groups: Groups, rows: Mapping[str, SharedRows], inverse_lookup: Tensor, lengths: torch.dtype
 ) -> pa.RecordBatch:
-    """Shared values lie where they were; lengths of 64 bits make large list views."""
+    """A partial IKJT as one record batch: shared values are not copied; lengths of 64 bits make
+    large list views."""
     columns = []
     for group, lookup in zip(groups, inverse_lookup, strict=True):
         unique = pa.StructArray.from_arrays(

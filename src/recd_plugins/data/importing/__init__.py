@@ -1,1 +1,1 @@
-"""Foreign files, which strangers wrote: what they are and hold, and how they become a table."""
+"""Foreign files: what they are, what they hold, and how they become a table."""

@@ -1,4 +1,4 @@
-"""Foreign files of one table, held to be alike."""
+"""Checks that the foreign files of one table are alike."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def check_files_alike(
     schema: ForeignSchema | None,
     absent: Collection[str],
 ) -> None:
-    """Files may differ in columns that the schema does not name or that are absent, and in types
-    that it takes."""
+    """Raises an error unless files are alike. They may differ in columns that the schema does not
+    name or that are absent, and in types that it accepts."""
     first = files[0]
     for file in files:
         for name in file.renamed:
@@ -70,7 +70,7 @@ def _check_types_alike(files: Sequence[ForeignFile], found: Checked) -> None:
 
 
 def types_in(file: ForeignFile) -> dict[str, pa.DataType]:
-    """The types that a file of Parquet has its columns in."""
+    """The types of the columns in a Parquet file."""
     schema = arrow_schema(footer_of(file.path, file.table_names), file.path)
     roots = dict(zip(file.roots, schema.types, strict=True))
     found = {}

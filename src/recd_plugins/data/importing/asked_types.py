@@ -1,5 +1,5 @@
-"""The types that columns of text are read as where a schema says more of them than a sample shows:
-of columns without a value, of codes that are numbers, and of ids that have weights."""
+"""The types as which columns of text are read if a schema says more about them than a sample shows:
+columns without a value, codes that are numbers, and ids that have weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["types_asked"]
 def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
     """How the columns of a survey are read by a schema.
 
-    Those of text of which the sample has no value are read as the schema has them: as numbers,
-    unless texts may stand there, and so are those of NA and the like alone. Whole numbers with
-    zeros before them are numbers where the schema has such. Ids that have weights by the schema are
-    such, whatever the sample shows.
+    Columns of text without a value in the sample, or with only NA and the like, are read as the
+    schema says: as numbers, unless texts are allowed there. Whole numbers with leading zeros are
+    numbers if the schema says so. Ids that have weights by the schema are read with weights,
+    whatever the sample shows.
     """
     read_as = found.read_as
     if found.files[0].format != "text":
@@ -52,7 +52,7 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
             types[name] = with_ids(kind, pa.int64())
 
     def numbers(names: Collection[str]) -> set[str]:
-        """Those of a form whose commas the sample does not show."""
+        """Columns of numbers whose commas the sample does not show."""
         return {
             name for name in names if name in types and types[name] in (pa.int64(), pa.float64())
         }
@@ -69,7 +69,7 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
 
 def _type_in(schema: ForeignSchema, name: str) -> pa.DataType:
     """The type of a column of text by its part in a schema: a session is a number until a text
-    shows that it is none, for numbers stay as they are."""
+    shows that it is not, because numbers stay as they are."""
     if name in schema.session_columns:
         stands_in = schema.nulls.get(name)
         texts = isinstance(stands_in, Fill) and isinstance(stands_in.value, str)
@@ -84,8 +84,8 @@ def _type_in(schema: ForeignSchema, name: str) -> pa.DataType:
 
 
 def _are_padded(column: ColumnSurvey) -> bool:
-    """Whether its texts are whole numbers, some of them as 007: a schema that says numbers may take
-    them for such."""
+    """Whether its texts are whole numbers, some of them like 007: a schema may still take them for
+    numbers."""
     if column.seems != "texts" or column.seen is None:
         return False
     whole = pc.match_substring_regex(column.seen, r"^\s*-?\d{1,18}\s*$")
@@ -93,7 +93,7 @@ def _are_padded(column: ColumnSurvey) -> bool:
 
 
 def _are_nothing(column: ColumnSurvey) -> bool:
-    """Whether its texts stand for nothing, if they stand among numbers."""
+    """Whether its texts would stand for nothing among numbers."""
     if column.seen is None or not len(column.seen):
         return False
     return bool(pc.all(pc.is_in(column.seen, value_set=pa.array(MORE_NULLS))).as_py())
@@ -104,8 +104,8 @@ def _are_pairs(kind: pa.DataType) -> bool:
 
 
 def _pairs_of(column: ColumnSurvey, asked: pa.DataType) -> pa.DataType:
-    """The type of ids with weights, of which the sample has none with a weight, or none beside
-    another: it may show what the ids are."""
+    """The type of ids with weights if the sample has none with a weight, or only single ones; it
+    may still show what the ids are."""
     ids = asked
     if column.values and column.seen is not None:
         texts = column.seen.cast(pa.string())

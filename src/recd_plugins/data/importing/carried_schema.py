@@ -12,7 +12,7 @@ __all__ = ["schema_in_footer"]
 
 
 def schema_in_footer(path: Location) -> Schema | None:
-    """The schema that a table carries; None where somebody else wrote it."""
+    """The schema that a table carries; None if another program wrote it."""
     files: list[Location] = [*path.glob("*.parquet")] if path.is_dir() else [path]
     for file in sorted(files, key=str)[:1]:
         try:

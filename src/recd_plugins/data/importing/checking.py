@@ -1,4 +1,4 @@
-"""All that is wrong with a table or with foreign files, found in one reading, with the cures."""
+"""Finds everything that is wrong with a table or with foreign files in one pass, with remedies."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def check_files(
     absent: Collection[str],
     progress: Progress,
 ) -> Checked:
-    """Read the files once, and say all that is wrong with them under this schema.
+    """Read the files once, and report everything that is wrong with them under this schema.
 
     Files that are read `in_place`, as a registry names them, have structs where an import makes
-    columns of their fields. Columns that are `absent` from a file are nulls there. Without a schema
-    only what the files themselves show is checked: whether they can be read, and are alike.
+    columns of their fields. Columns that are `absent` from a file are null there. Without a schema,
+    the check is only whether the files can be read and are alike.
     """
     found = Checked()
     files = []

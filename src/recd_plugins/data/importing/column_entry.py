@@ -1,4 +1,4 @@
-"""What a proposal has of one column: its part in the schema, its entry there, and the doubts."""
+"""What a proposal says of one column: its part in the schema, its entry there, and the doubts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ColumnEntry:
     column: ColumnSurvey
     part: Part
     value: Any = None
-    """The value that its entry has."""
+    """The value of its entry."""
     doubts: list[str] = field(default_factory=list)
     to_settle: list[str] = field(default_factory=list)
-    """Those of the doubts that would train wrongly if the guess is wrong."""
+    """The doubts for which a wrong guess would train wrongly."""
 
     def settle(self, doubt: str) -> None:
         """Add a doubt that a person must settle."""

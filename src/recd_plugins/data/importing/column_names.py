@@ -1,4 +1,4 @@
-"""The words of columns' names, and what a column is by its name alone."""
+"""Words in columns' names, and what a column is by its name only."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ LABEL_WORDS = frozenset(
     ]
 )
 TARGETS = frozenset(["label", "target", "y", "response"])
-"""The names that a label has, whatever numbers it holds."""
+"""Names of labels, whatever numbers they hold."""
 NO_LABEL_WORDS = frozenset(["verified"])
-"""Those of a column that is known before: verified_purchase of a review."""
+"""Names of columns that are known before the answer: verified_purchase of a review."""
 GRADE_WORDS = frozenset(["rating", "ratings", "stars", "grade", "relevance", "overall"])
 SESSION_WORDS = frozenset(["session", "sess", "sessionid", "visit", "visitid", "sid"])
 TIME_WORDS = frozenset(
@@ -204,7 +204,7 @@ AFTER_FLAGS = frozenset(
         "follow", "share", "comment", "forward", "hate", "favorite", "long_view", "profile_enter",
     ]
 )  # fmt: skip
-"""What a user does with what was shown, beside `is_` or alone, as 0 or 1."""
+"""What a user does with what was shown, with `is_` or without, as 0 or 1."""
 AFTER_TIMES = frozenset(
     [
         "play_time", "watch_time", "watching_time", "watching_times", "stay_time", "dwell_time",
@@ -216,14 +216,15 @@ BEFORE_WORDS = frozenset(
     ["avg", "average", "mean", "median", "total", "sum", "count", "cnt", "num", "hist", "history",
      "last", "prev", "previous", "past", "rate"]
 )  # fmt: skip
-"""Those of what is known of earlier rows."""
+"""Names of what is known from earlier rows."""
 SPLITS = frozenset(["is_test", "is_train", "split", "fold"])
 UNNAMED = "column_"
 """What the columns of a file without a header are called here."""
 
 
 INDEX = r"__index_level_\d+__|Unnamed: \d+"
-"""The names that pandas gives the index of a data frame, in Parquet and where it reads its CSV."""
+"""The names that pandas gives the index of a data frame, in Parquet and when reading its own
+CSV."""
 
 
 def words_of(name: str) -> list[str]:
@@ -236,15 +237,15 @@ def is_called(column: ColumnSurvey, words: frozenset[str]) -> bool:
 
 
 def is_stay(column: ColumnSurvey) -> bool:
-    """Whether its name is of how long something took, which is no time of day."""
+    """Whether its name says how long something took, which is not a time of day."""
     words = words_of(column.name)
     pairs = {"_".join(pair) for pair in itertools.pairwise(words)}
     return not AFTER_TIMES.isdisjoint([*words, *pairs])
 
 
 def is_index(column: ColumnSurvey, names: Sequence[str]) -> bool:
-    """Whether it is the index of a data frame by its name; or for it has none, in front of columns
-    that have some, as pandas writes CSV."""
+    """Whether it is the index of a data frame: by its name, or because it has none, in front of
+    columns that have names, as pandas writes CSV."""
     if re.fullmatch(INDEX, column.name):
         return True
     first, *others = names

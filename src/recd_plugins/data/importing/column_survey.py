@@ -1,4 +1,4 @@
-"""A column as a sample shows it: what its values seem to be, and how many there may be."""
+"""A column in a sample: what its values seem to be, and how many there may be."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ColumnSurvey:
 
     name: str
     type: pa.DataType
-    """The type that it is read as."""
+    """The type as which it is read."""
     seems: Seems
     """The kind of its values, or of the elements of its lists."""
     is_list: bool
     width: int | None
-    """The length of its lists, where all have the same."""
+    """The length of its lists, if all have the same."""
     rows: int
     nulls: int
     """Rows without a value, or with one that is not a number."""
@@ -45,19 +45,19 @@ class ColumnSurvey:
     estimate: int
     """Different values in all of the rows, by Chao's estimate."""
     most: int = 0
-    """More than these there will not be: if values went on to be new as often as they last were."""
+    """An upper bound of these: if values went on to be new as often as they last were."""
     low: Any = None
     high: Any = None
     lengths: tuple[int, float, int] | None = None
     """The lengths of lists: the shortest, the mean, the longest."""
     fills: int | str | None = None
-    """The value by which its lists are filled up, where there is one; it is none of those that the
-    rest of this is of."""
+    """The value with which its lists are padded, if there is one; the rest of this survey does not
+    count it."""
     gaps: int = 0
     """Elements of lists that are null, or not a number."""
     examples: tuple[str, ...] = ()
     two_valued: bool = False
-    """Whether 0 and 1 are all of its values."""
+    """Whether its values are all 0 or 1."""
     whole: bool = False
     """Whether all of its numbers are whole."""
     mean: float | None = None
@@ -66,13 +66,13 @@ class ColumnSurvey:
     counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
     """The rows, or elements of lists, that have each of these."""
     ascending: bool = False
-    """Whether its values never fall, in the order of the rows."""
+    """Whether its values never decrease, in the order of the rows."""
     dates: tuple[TextDates, ...] = ()
     """The forms of a date that all of its texts have."""
 
     @property
     def unique(self) -> bool:
-        """Whether next to every value is another one."""
+        """Whether nearly every value is a different one."""
         return self.values >= 100 and self.distinct >= 0.98 * self.values
 
     @property
@@ -82,7 +82,7 @@ class ColumnSurvey:
 
     @property
     def may_name(self) -> bool:
-        """Whether its values may name something, be they integers in floats."""
+        """Whether its values may name something, including integers in floats."""
         exact = self.whole and self.high is not None and abs(self.high) < MOST_EXACT
         named = self.seems in ("integers", "texts") or (self.seems == "numbers" and exact)
         return not self.is_list and named
@@ -104,7 +104,7 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
             width=None, rows=len(column), nulls=nulls, values=0, distinct=0, estimate=0,
         )  # fmt: skip
     values = _of_few_types(undressed(values))
-    if pa.types.is_timestamp(values.type):  # those of Python have no nanoseconds
+    if pa.types.is_timestamp(values.type):  # Python's times have no nanoseconds
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
     seems = _seems(values.type)
     if seems == "scored ids" and not lists:
@@ -162,8 +162,8 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
 
 
 def _lengths(lists: pa.ChunkedArray) -> tuple[tuple[int, float, int] | None, int | None]:
-    """The shortest, mean and longest length of lists, if there is any; and the one that all
-    have."""
+    """The shortest, mean and longest length of lists, or None without lists; and the length that
+    all have, or None."""
     counted = pc.list_value_length(lists).drop_null().to_numpy()
     if not counted.size:
         return None, None
@@ -185,7 +185,7 @@ class _Numbers(NamedTuple):
 def _numbers(present: pa.ChunkedArray, seems: Seems) -> _Numbers:
     bounds = pc.min_max(present).as_py()
     low, high = bounds["min"], bounds["max"]
-    if seems == "times":  # a date is of 32 bits
+    if seems == "times":  # a date has 32 bits
         present = present.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
     array = present.to_numpy()
     ascending = array.size > 1 and bool(np.all(array[1:] >= array[:-1]))
@@ -196,8 +196,9 @@ def _numbers(present: pa.ChunkedArray, seems: Seems) -> _Numbers:
 
 
 def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values in a type that Arrow computes with: decimals are integers if they were written as such
-    or are beyond 2^53, where floats skip some; bytes are texts if they are such, as Impala's."""
+    """Values in a type that Arrow computes with: decimals become integers if they were written so
+    or are beyond 2^53, where floats skip some; bytes become texts if they are, as Impala writes
+    them."""
     kind = values.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         text = pa.types.is_string_view(kind)
@@ -227,7 +228,7 @@ def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of a type are texts, and no bytes."""
+    """Whether values of a type are texts, not bytes."""
     types = pa.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
@@ -255,8 +256,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _estimate(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
-    """Chao's estimate of how many different values there are: d + f1² / 2 f2, by those that the
-    sample has once and twice."""
+    """Chao's estimate of how many different values there are: d + f1² / 2 f2, where the sample has
+    f1 of them once and f2 twice."""
     if not counts.size:
         return 0
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())

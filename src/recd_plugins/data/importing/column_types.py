@@ -1,4 +1,4 @@
-"""The types that text and lines of JSON are read as, column by column; and wider ones."""
+"""The types as which text and lines of JSON are read, column by column; and wider types."""
 
 from __future__ import annotations
 
@@ -31,38 +31,37 @@ MEND = "Mend this value, or take the line out."
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnTypes:
-    """The types that text is read as: a survey of it found them, and all of its blocks have the
-    same."""
+    """The types as which text is read: a survey found them, and all blocks have the same."""
 
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
-    """The type of each column; of those that are not named, text."""
+    """The type of each column; a column that is not named is text."""
     nulls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What else than `NULLS` stands for nothing in a column; among numbers, what does so in any: NA
-    may be a country."""
+    """What stands for nothing in a column, in addition to `NULLS`; in a column of numbers, also
+    what usually does: but NA may be a country."""
     parted: Mapping[str, str] = field(default_factory=dict)
-    """The columns that are lists, with what parts their elements."""
+    """The columns that are lists, with the separator of their elements."""
     whole: Mapping[str, str] = field(default_factory=dict)
-    """The columns of texts that are no lists, with what parts most of these, if it does: those of
-    another file may all look like lists."""
+    """The columns of texts that are not lists, with a separator if most look like lists: in another
+    file all may look so."""
     decimal_commas: frozenset[str] = frozenset()
-    """The columns of numbers as 3,5."""
+    """The columns of numbers like 3,5."""
     thousands: frozenset[str] = frozenset()
-    """The columns of numbers as 12,345."""
+    """The columns of numbers like 12,345."""
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The columns of lines of JSON that are fields of objects: where each lies, the root first."""
+    """The columns of lines of JSON that are fields of objects: the path to each, root first."""
     mixed: frozenset[str] = frozenset()
     """The keys of lines of JSON that have values of several types: they are not read."""
     mappings: frozenset[str] = frozenset()
     """The objects of lines of JSON whose keys are ids: they are not read."""
     named: frozenset[str] = frozenset()
-    """The columns whose values name something: there 007 is another than 7."""
+    """The columns whose values name something: there 007 and 7 differ."""
 
     def naming(
         self, columns: Collection[str], file: ForeignFile, time: str | None = None
     ) -> ColumnTypes:
-        """The same, but that values of these columns name something: what looks like a time is then
-        a text, as it is beside others, unless it is the column of the `time`; so is True in text,
-        but not in lines of JSON."""
+        """The same types, but values of these columns name something: what looks like a time is
+        then a text, as it is among texts, unless the column is that of the `time`; True in text is
+        then a text, too, but not in lines of JSON."""
         named = frozenset(columns)
         if file.format == "parquet":
             return replace(self, named=named)
@@ -75,11 +74,11 @@ class ColumnTypes:
         return replace(self, named=named, types=types)
 
     def having(self, column: str, kind: pa.DataType) -> ColumnTypes:
-        """The same, but for a column that is of another type after all."""
+        """The same types, except for one column that has another type after all."""
         return replace(self, types={**self.types, column: kind})
 
     def form(self, given: TextForm, file: ForeignFile, columns: Collection[str]) -> TextForm:
-        """What was given, and how these columns are read by it."""
+        """The given form, and how these columns are read by it."""
         if file.format == "parquet":
             return given
 
@@ -104,7 +103,8 @@ class ColumnTypes:
 
 
 class Misfit(DataError):
-    """A value that is not of its column's type, which a survey had found in a part of the rows."""
+    """A value that does not have its column's type, which a survey had found in a part of the
+    rows."""
 
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
@@ -112,16 +112,17 @@ class Misfit(DataError):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the value is as 5.0, which is no text: pandas writes 5 so beside a null."""
+        """Whether the value is like 5.0, which is not a text: pandas writes 5 so if there are
+        nulls."""
         return WHOLE.search(str(self)) is not None
 
 
 def wider(
     read_as: ColumnTypes, error: Misfit, hashed: Collection[str], file: ForeignFile
 ) -> pa.DataType | None:
-    """The type to read a column as of which a value is not of its type; None if there is none: ids
-    and sessions of text that are `hashed` may be whole floats, or texts, and other whole numbers
-    fractions. Of lines of JSON ids may be beyond int64, or whole floats."""
+    """The type as which to read a column with a value that does not have its type; None if there is
+    none. In text, ids and sessions that are `hashed` may become whole floats or texts, and other
+    whole numbers fractions. In lines of JSON, ids may be beyond int64, or whole floats."""
     column = error.column
     kind = read_as.types.get(column)
     if kind is None or file.format == "parquet":
@@ -139,8 +140,8 @@ def wider(
 
 
 def with_ids(kind: pa.DataType, ids: pa.DataType) -> pa.DataType:
-    """The type of a column, of its lists or of their ids with weights, but that ids are of
-    another."""
+    """The type of a column, of its lists or of their ids with weights, but with another type of
+    ids."""
     if pa.types.is_list(kind):
         return pa.list_(with_ids(kind.value_type, ids))
     if pa.types.is_struct(kind):
@@ -154,7 +155,8 @@ def is_within(name: str, keys: Collection[str]) -> bool:
 
 
 def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
-    """The fault of a column that no line of JSON has, though any may lack it; and the cure."""
+    """What is wrong with a column that no line of JSON has, and the remedy; None if the column is
+    known, even if lines lack it."""
     if name in read_as.types:
         return None
     if is_within(name, read_as.mixed):
@@ -168,7 +170,7 @@ def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
 
 
 def as_pairs(name: str) -> str:
-    """What makes ids with weights of an object whose keys are ids."""
+    """How to make ids with weights of an object whose keys are ids."""
     path = "".join(
         f".{part}" if part.isidentifier() and part.isascii() else f"[{json.dumps(part)}]"
         for part in name.split(".")

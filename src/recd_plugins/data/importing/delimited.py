@@ -1,4 +1,5 @@
-"""Delimited text by its first lines: what parts its fields, and whether the first names them."""
+"""Delimited text by its first lines: what separates its fields, and whether the first line names
+them."""
 
 from __future__ import annotations
 
@@ -23,19 +24,19 @@ HEAD_LINES = 200
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "::")
 ONE_CHARACTER = "".join(one for one in DELIMITERS if len(one) == 1)
 QUOTED = re.compile(r'(^|\t)"(?:[^"\t]|"")*"(\t|\r?$)', re.MULTILINE)
-"""A field in quotes, where tabs part them."""
+"""A field in quotes, if tabs separate fields."""
 QUOTING = re.compile(r'(^|\t)"?[^"\t\n]+"[^"\t\r\n]', re.MULTILINE)
-"""One with a quote within, that is not doubled."""
+"""Such a field with a quote in it that is not doubled."""
 SEPARATOR = re.compile(r"sep=.\r?\n", re.IGNORECASE)
 TYPED = re.compile(r"(?P<name>.+):(?P<type>token|float|token_seq|float_seq)")
 """RecBole's headers say what a column holds: user_id:token."""
 WORD = re.compile(r"[^\W\d][\w .:/\-()\[\]]*")
 """What the name of a column looks like."""
 ODD_WORD = re.compile(r"[^\d\s.,;+\-'\"][^\t\n]{0,79}")
-"""What it looks like, too, where numbers below it say that it is one."""
+"""What a name may also look like if the numbers below show that it is one."""
 LONG_WORD = re.compile(r"[^\W\d_]{3}")
 DECIMAL = re.compile(r"\s*-?\d+(,\d+)?\s*")
-"""A number with a decimal comma, or a whole one."""
+"""A number with a decimal comma, or a whole number."""
 
 
 def delimited_file(
@@ -46,9 +47,9 @@ def delimited_file(
     form: TextForm,
     encoding: str,
 ) -> ForeignFile:
-    """The file that begins with this text, behind a byte order mark of so many bytes.
+    """The file that begins with this text, after a byte order mark of this many bytes.
 
-    `DataError` says what other text it is, if its lines are none of a table.
+    If its lines are not those of a table, a `DataError` says what kind of text it is.
     """
     escapes = has_escapes(text) if form.escapes is None else form.escapes
     if not escapes:
@@ -119,7 +120,8 @@ def _text(
 
 
 def _no_quotes(path: Location, text: str, file: ForeignFile) -> DataError:
-    """The error of a form that says how quotes are read, of text in which they are characters."""
+    """The error for a form that says how quotes are read, for text in which they are plain
+    characters."""
     found = QUOTING.search(text) if file.delimiter == "\t" else None
     line = 1 + text.count("\n", 0, text.index('"') if found is None else found.end() - 1)
     odd = text.split("\n")[line - 1].strip()
@@ -132,7 +134,7 @@ def _no_quotes(path: Location, text: str, file: ForeignFile) -> DataError:
 
 
 def _check_no_blanks(path: Location, rows: Sequence[Sequence[str]]) -> None:
-    """`DataError` if the name of an only column has as many words as each of its rows."""
+    """Raises `DataError` if the name of the only column has as many words as each of its rows."""
     words = [row[0].split() for row in rows if len(row) == 1]
     if len(words) < max(2, len(rows)) or len({*map(len, words)}) > 1 or len(words[0]) < 2:
         return
@@ -146,8 +148,8 @@ def _check_no_blanks(path: Location, rows: Sequence[Sequence[str]]) -> None:
 
 
 def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delimiter: str) -> None:
-    """`DataError` if a first line has another number of fields than those below, which are alike:
-    they have the columns that it has."""
+    """Raises `DataError` if a first line does not have the same number of fields as those below,
+    which all have the same."""
     rest = f"{path.name} > {path.stem}.rows{path.suffix}"
     if SEPARATOR.match(text):
         raise DataError(
@@ -183,8 +185,8 @@ def check_delimiter(delimiter: str) -> None:
 
 
 def _delimiter(text: str) -> str:
-    """The delimiter that parts the lines, the first above all, into the same number of fields, the
-    most of them: numbers as 3,5 may have commas too, and their names have none."""
+    """The delimiter that splits the lines, above all the first, into the same and largest number of
+    fields: numbers like 3,5 may have commas too, but names have none."""
     best, fits = ",", (False, 1)
     for candidate in DELIMITERS:
         counts = [len(row) for row in _rows(text, candidate, _may_quote(text, candidate))]
@@ -196,8 +198,8 @@ def _delimiter(text: str) -> str:
 
 
 def _may_quote(text: str, delimiter: str) -> bool:
-    """Whether a field may be in quotes: one that tabs part may if some look so, and in none are
-    quotes a part of it, as in 12" Mix; one that several characters part may not."""
+    """Whether a field may be in quotes. Between tabs it may if some fields look so, and in none
+    quotes are a part of it, as in 12" Mix; between delimiters of several characters it may not."""
     if delimiter == "\t":
         if '"' not in text or QUOTING.search(text) is not None:
             return False
@@ -237,8 +239,8 @@ def _reader(lines: io.StringIO, delimiter: str, quotes: bool) -> Iterator[list[s
 
 
 def _through_first_row(text: str, delimiter: str, quotes: bool) -> str:
-    """The text up to the end of its first row: empty lines may be above it, and lines end within
-    its quotes."""
+    """The text up to the end of its first row: empty lines may come before it, and its quotes may
+    contain ends of lines."""
     lines = io.StringIO(text, newline="")
     if len(delimiter) == 1:
         with suppress(csv.Error):  # a field of more than 128 KiB
@@ -249,7 +251,8 @@ def _through_first_row(text: str, delimiter: str, quotes: bool) -> str:
 
 
 def _is_header(first: Sequence[str], rest: Sequence[Sequence[str]], delimiter: str) -> bool:
-    """Whether a first line names columns: words alone, each once, that are no values of theirs."""
+    """Whether a first line names columns: it has only words, each once, that are not values of the
+    columns."""
     if len(first) > 1 and not any(row[-1] for row in (first, *rest) if len(row) == len(first)):
         first, rest = first[:-1], [row[:-1] for row in rest]  # each line ends in a delimiter
     named = [field.strip() for field in first]

@@ -1,4 +1,4 @@
-r"""Text whose fields have quotes within quotes as \", made into text that has them as ""."""
+r"""Turns text whose fields have quotes within quotes as \" into text that has them as ""."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ESCAPED = re.compile(
 )
 """A field in quotes, if a backslash before a quote takes its meaning."""
 WITHIN = re.compile(r'\\"[^,;|\t\x01"]')
-"""A quote that ends no field."""
+"""A quote that does not end a field."""
 ESCAPE = re.compile(rb'\\[\\"]')
 
 

@@ -1,4 +1,5 @@
-"""What a column is as a feature: ids or numbers, or why none; and which features share a table."""
+"""What a column is as a feature: ids or numbers, or why it is neither; and which features share a
+table."""
 
 from __future__ import annotations
 
@@ -47,13 +48,13 @@ PRINTED = (
 """As {'a': 5}, [{'id': 3}], (1.5, 3.2) or tensor([0.5])."""
 CATEGORY = r"[Cc](at|ate)?_?\d+"
 MOST_VOCABULARY = 5_000_000
-"""Beyond so many values ids are hashed: a vocabulary of theirs takes memory and a pass."""
+"""With more values than this, ids are hashed: a vocabulary of them takes memory and a pass."""
 FEWEST_ELEMENTS = 100
-"""Of fewer nothing tells ids from counts."""
+"""With fewer values than this, nothing tells ids from counts."""
 NEARLY = 0.9
-"""The share of rows with texts of their own from which on these may be keys."""
+"""If at least this share of rows have texts of their own, these may be keys."""
 ALIKE = 0.5
-"""The share of common values from which on two columns are taken for the same things."""
+"""If at least this share of values is common, two columns are taken to name the same things."""
 
 
 def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
@@ -93,7 +94,7 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
 
 
 def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
-    """Why a column is left out whatever its values would be taken for."""
+    """Why a column is left out whatever its values would be taken for; None if it is not."""
     if is_variant(column.type):
         return omitted(
             column, "a variant, whose values are of any type: write a column of each field that is "
@@ -134,7 +135,7 @@ def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
 
 
 def _no_ids(column: ColumnSurvey) -> ColumnEntry | None:
-    """Why a column is left out whose values would be ids, or count."""
+    """Why a column whose values would be ids or counts is left out; None if it is not."""
     named = is_called(column, ID_WORDS)
     if column.seems == "numbers" and named and column.high is not None and column.high > MOST_EXACT:
         return omitted(
@@ -199,7 +200,7 @@ def _of_lists(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
 
 
 def _controls(column: ColumnSurvey) -> str:
-    """The control characters that part what its texts hold, as those of Ali-CCP do."""
+    """The control characters that separate parts of its texts, as in Ali-CCP."""
     seen = column.seen
     if seen is None or not pa.types.is_string(seen.type) or column.is_list:
         return ""
@@ -208,7 +209,7 @@ def _controls(column: ColumnSurvey) -> str:
 
 
 def _are_amounts(column: ColumnSurvey) -> bool:
-    """Whether its texts are numbers, some with a fraction, a sign of a currency or %."""
+    """Whether its texts are numbers, some with a fraction, a currency sign or %."""
     seen = column.seen
     if seen is None or column.is_list or not is_text(seen.type):
         return False
@@ -316,7 +317,7 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
 
 
 def _is_nearly_a_key(column: ColumnSurvey) -> bool:
-    """Whether few rows of a sample have a text that another one has."""
+    """Whether few rows of a sample have a text that another row has."""
     if column.seems != "texts" or column.is_list or column.unique:
         return False
     return column.values >= 1_000 and column.distinct >= NEARLY * column.values
@@ -328,14 +329,14 @@ def _is_binary(column: ColumnSurvey) -> bool:
 
 
 def _rounded(number: float) -> int:
-    """Up to two figures."""
+    """The number, rounded up to two figures."""
     unit: int = 10 ** max(0, math.floor(math.log10(max(number, 1))) - 1)
     return math.ceil(number / unit) * unit
 
 
 def unless_weights(entry: ColumnEntry, entries: Sequence[ColumnEntry]) -> ColumnEntry:
     """The entry, unless the weights of a scored feature have its column's name in a table."""
-    if entry.part not in ("session", "time", "out"):  # for which a table finds another name
+    if entry.part not in ("session", "time", "out"):  # for these a table finds another name
         for one in entries_of(entries, "sparse"):
             name = one.column.name
             weights = SparseFeature(name=name, num_ids=1).weights_name
@@ -378,12 +379,12 @@ def share_tables(entries: Sequence[ColumnEntry]) -> None:
 
 
 def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:
-    """The share of the values that either has which both have; 0 of few."""
+    """The share of all values that both have; 0 if there are few."""
     if lists.seen is None or single.seen is None or min(lists.distinct, single.distinct) < 20:
         return 0.0
     try:
         elements = lists.seen.cast(single.seen.type)
         common = pc.sum(pc.is_in(elements, value_set=single.seen)).as_py() or 0
-    except pa.ArrowException:  # bytes that are no text, or numbers that are larger
+    except pa.ArrowException:  # bytes that are not text, or numbers that are too large
         return 0.0
     return float(common / (lists.distinct + single.distinct - common))

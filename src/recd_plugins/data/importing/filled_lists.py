@@ -1,4 +1,4 @@
-"""Lists that are filled up to one length by a value that is none of theirs, as 0 or 2^31 - 1."""
+"""Lists that are padded to one length with a value that is not an element, as 0 or 2^31 - 1."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import pyarrow.compute as pc
 __all__ = ["LARGEST", "filling"]
 
 LARGEST = frozenset(2**bits - 1 for bits in (31, 32, 63, 64))
-"""The largest integers of their types, which hardly are ids."""
+"""The largest integers of their types, which are hardly ids."""
 FEWEST_RUNS = 20
-"""Lists that end in several of a value from which on it is no chance."""
+"""If at least this many lists end in several of a value, it is not by chance."""
 FEWEST_LENGTHS = 3
-"""Lengths that such lists have without it, at least."""
+"""Without the value, such lists have at least this many different lengths."""
 
 
 def filling(elements: pa.ChunkedArray, width: int | None) -> int | str | None:
-    """The value by which lists are filled up that hold these elements, none of them null.
+    """The value with which lists that hold these elements, none of them null, are padded; None if
+    there is none.
 
     Among integers that is -1, if it is the least. In lists of one `width` it is 0 or less, a
     largest integer, or the most frequent text, if it stands at one end of the lists alone, in some

@@ -1,4 +1,4 @@
-"""A file that somebody else wrote: its format, its columns, and how its bytes are read."""
+"""A foreign file: its format, its columns, and how its bytes are read."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SUFFIXES = (".gz", ".zst", ".bz2", ".lz4")
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignFile:
-    """A file that somebody else wrote, and how it is read."""
+    """A foreign file, and how it is read."""
 
     path: Location
     format: Format
     size: int = 0
-    """Its bytes, as it lies there."""
+    """Its size in bytes, as stored."""
     mtime_ns: int = 0
     compression: str | None = None
     names: tuple[str, ...]
     """Its columns, in order, each under a name of its own."""
     encoding: str = "utf-8"
-    """The encoding of `text` and `jsonl`: one in which ASCII keeps its bytes."""
+    """The encoding of `text` and `jsonl`: one in which ASCII characters keep their bytes."""
     delimiter: str = ","
-    """The character that parts the fields of `text`, or several, as `::`."""
+    """The character that separates the fields of `text`, or several characters, as `::`."""
     quotes: bool = True
     """Whether `text` may have fields in double quotes."""
     escapes: bool = False
@@ -44,26 +44,26 @@ class ForeignFile:
     header: bool = True
     """Whether the first line of `text` names its columns."""
     lists: tuple[str, ...] = ()
-    """The columns of `text` that are lists by the header's word, parted by blanks."""
+    """The columns of `text` that the header declares to be lists, separated by blanks."""
     start: int = 0
-    """Bytes, unpacked, before the first row."""
+    """Unpacked bytes before the first row."""
     lines_before: int = 0
-    """Lines before it: those of the header, and empty ones above."""
+    """Lines before the first row: those of the header, and empty ones above."""
     renamed: tuple[str, ...] = ()
     """The names that more than one column has; all but the first got a number."""
     roots: tuple[str, ...] = ()
     """The columns of Parquet as the file has them, each under a name of its own."""
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The columns that are fields of structs: where each lies, the root first."""
+    """The columns that are fields of structs: the path to each, root first."""
     partitions: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """The columns that its folders `key=value` say, or the log of its table: they have one value in
+    """The columns given by its folders `key=value` or by its table's log: they have one value in
     all of its rows."""
     table_names: TableNames | None = None
-    """What its table calls its columns, where a log says it: `roots` and `nested` have that."""
+    """What its table calls its columns, if a log says so: `roots` and `nested` use these names."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Its own columns, and those of its folders."""
+        """Its own columns, and those given by its folders."""
         return (*self.names, *self.partitions)
 
     def root(self, name: str) -> str:
@@ -82,8 +82,9 @@ class ForeignFile:
         return f"text parted by {parted}, {'a header' if self.header else 'no header'}{packed}"
 
     def is_like(self, other: ForeignFile, absent: Collection[str]) -> bool:
-        """Whether two files have the format that files of one table have in common: columns of text
-        are the same, and where headers name them, in any order and but for those `absent`."""
+        """Whether two files have the same format, as files of one table must: columns of text are
+        the same; if headers name them, they may be in any order, and the `absent` ones may be
+        missing."""
         if (self.format, self.header) != (other.format, other.header):
             return False
         if self.format != "text" or self.names == other.names:
@@ -97,12 +98,12 @@ class ForeignFile:
 
 
 def num_bytes(files: Sequence[ForeignFile]) -> int:
-    """The size of the files as they lie there."""
+    """The size of the files as stored."""
     return sum(file.size for file in files)
 
 
 def own_names(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A name of its own for each column, and the names that several had."""
+    """A unique name for each column, and the names that several had."""
     seen: dict[str, None] = {}
     twice: dict[str, None] = {}
     for position, name in enumerate(names, 1):

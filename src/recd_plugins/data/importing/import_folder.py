@@ -1,9 +1,9 @@
-"""The folder of an import that is under way: its segments, each whole or not there, which appear as
-one table at the end.
+"""The folder of an import under way. It has segments, each whole or not there, which appear as one
+table at the end.
 
 It is `<destination>.part`; an import that was killed goes on with what lies there. For a table on a
-store it is of this machine, `<its name>.part` where the import runs; at the end its files are
-copied, in which time the table says that it is not whole.
+store it is on this machine, `<its name>.part` where the import runs; at the end its files are
+copied, and meanwhile the table is marked as unfinished.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JOURNAL = "done.json"
 JOB = "import.json"
 Place = TypeVar("Place", Path, Uri)
 IdCounts = Mapping[Split, Mapping[str, tuple[int, int]]]
-"""Of features of each split: their values, and how many of these the vocabulary does not know."""
+"""For features of each split: their values, and how many of these the vocabulary does not know."""
 COPIED = 16 << 20
 """Bytes that are copied to a store at a time."""
 
@@ -52,7 +52,7 @@ class ImportFolder:
         self._splits = splits
 
     def check_free(self) -> None:
-        """`DataError` where the table's place is taken."""
+        """Raises `DataError` if there is something in the table's place."""
         if isinstance(self._to, Uri):
             there = self._to.exists() and not any(self._to.rglob(UNFINISHED))
         else:
@@ -62,15 +62,15 @@ class ImportFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, no other import goes into the table; `DataError` where one does already, or has
-        by now."""
+        """Inside it, no other import writes the table; raises `DataError` if one already does, or
+        just has."""
         with of_path(self.path), written_alone(self.path, self._to):
             self.check_free()
             yield
 
     def begin(self, key: str) -> dict[str, list[str]]:
-        """Keep what this very import, which the key is of, has done; the columns that it had to
-        widen, each with the errors for which it did. What another import left is removed."""
+        """Keep what this import, which the key identifies, has done, and remove what another import
+        left. Returns the columns that it had to widen, each with the errors that made it do so."""
         file = self.path / JOB
         if file.exists():
             job = json.loads(file.read_text())
@@ -98,7 +98,7 @@ class ImportFolder:
         return Segment(self._segment(number), self._splits, schema)
 
     def publish(self, schema: str, progress: Progress) -> None:
-        """All segments as one folder, with the text of the schema, under its name in one step."""
+        """Make all segments appear as one folder, with the text of the schema, in one step."""
         whole = self.path / "whole"
         shutil.rmtree(whole, ignore_errors=True)
         segments = range(len(self.done()))
@@ -128,12 +128,12 @@ class ImportFolder:
         shutil.rmtree(self.path)
 
     def _forget(self) -> None:
-        """Have no import go on with what is there: of that, a kill may leave a part from here on,
-        which would be taken for the whole."""
+        """Make sure that no import goes on with what is there: from here on, a kill may leave only
+        a part, which would be taken for the whole."""
         (self.path / JOB).unlink(missing_ok=True)
 
     def _copy(self, whole: Path, to: Uri, progress: Progress) -> None:
-        """Copy to a store: tables say that they are not whole until all is there."""
+        """Copy to a store: tables are marked as unfinished until everything is there."""
         marks = [self._table(to, split) / UNFINISHED for split in self._splits]
         for mark in marks:
             mark.write_text("")
@@ -155,7 +155,8 @@ class ImportFolder:
 
 
 class Segment:
-    """A stretch of the files, written as a table of each split; there as a whole, or not at all."""
+    """A part of the files' rows, written as a table of each split; there as a whole, or not at
+    all."""
 
     def __init__(self, folder: Path, splits: Sequence[Split], schema: Schema) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -208,7 +209,7 @@ def write_whole_json(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _link(file: Path, name: Path) -> None:
-    """The same file under another name; a copy where the file system has no links."""
+    """Make the same file appear under another name; as a copy if the file system has no links."""
     try:
         os.link(file, name)
     except OSError:

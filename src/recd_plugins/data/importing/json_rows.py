@@ -1,4 +1,4 @@
-"""The rows of lines of JSON, the fields of their objects as columns."""
+"""The rows of lines of JSON, with the fields of their objects as columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def json_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
     """The named columns of the lines, in this order."""
     wheres = {name: read_as.nested.get(name, (name,)) for name in columns}
     types = {name: read_as.types.get(name, pa.string()) for name in columns}
-    # Arrow reads as times what has neither fractions of seconds nor a zone.
+    # Arrow reads texts as times if they have neither fractions of seconds nor a zone.
     times = {name: kind for name, kind in types.items() if pa.types.is_timestamp(kind)}
     texts = dict.fromkeys((*read_as.parted, *times), pa.string())
     content = lines.text
@@ -55,7 +55,7 @@ def json_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
     made = {name: field_at(found[where[0]], where) for name, where in wheres.items()}
     try:
         pa.table(made).validate(full=True)
-    except pa.ArrowInvalid:  # Arrow looks at no text of JSON: only here whether it is one
+    except pa.ArrowInvalid:  # the reader does not check that texts are UTF-8
         lines.check_encoding()
         raise
     for name, kind in times.items():
@@ -67,8 +67,8 @@ def json_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
 
 
 def _column_at(way: str, wheres: Mapping[str, tuple[str, ...]]) -> str:
-    """The column to which Arrow's way leads, or the key that it begins with. The way is parted by
-    slashes, which keys may have too."""
+    """The column to which Arrow's path leads, or the key that it begins with. The path is separated
+    by slashes, which keys may also have."""
     way = without_elements(way.split("/"))
     for name, where in wheres.items():
         if without_elements(where) == way:
@@ -78,12 +78,12 @@ def _column_at(way: str, wheres: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def without_elements(path: Sequence[str]) -> str:
-    """The way to a field, parted by slashes, without its steps into lists."""
+    """The path to a field, separated by slashes, without its steps into lists."""
     return "/".join(part for part in path if part != ELEMENTS)
 
 
 def read_json(content: pa.Buffer, schema: pa.Schema | None = None) -> pa.Table:
-    """Objects in lines: the keys of a schema alone, or all, of types that their values show."""
+    """Objects in lines: only the keys of a schema, or all, with the types of their values."""
     found = _as_arrow_reads(content, schema)
     try:
         found.validate()
@@ -112,7 +112,7 @@ def _as_arrow_reads(content: pa.Buffer, schema: pa.Schema | None) -> pa.Table:
 
 
 def _of_nulls(lists: pa.ListArray) -> pa.ListArray:
-    """Lists as long, of nulls without a type."""
+    """Lists of the same lengths, of nulls without a type."""
     nulls = pa.nulls(len(lists.flatten()))
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     ends = pa.array(np.concatenate([[0], lengths.cumsum()]), pa.int32())
@@ -120,7 +120,7 @@ def _of_nulls(lists: pa.ListArray) -> pa.ListArray:
 
 
 def _with_values(kind: pa.DataType) -> pa.DataType:
-    """The type, but texts where lists hold nulls alone."""
+    """The type, but with texts where lists hold only nulls."""
     if pa.types.is_struct(kind):
         return pa.struct([one.with_type(_with_values(one.type)) for one in kind])
     if not pa.types.is_list(kind):
@@ -142,13 +142,13 @@ def _moments(texts: pa.ChunkedArray, kind: pa.TimestampType) -> pa.ChunkedArray:
 def json_schema(
     types: Mapping[str, pa.DataType], wheres: Mapping[str, tuple[str, ...]]
 ) -> pa.Schema:
-    """The schema of objects that have columns of these types, by where each of them lies."""
+    """The schema of objects that have columns of these types, by the path to each."""
     kinds = {where: _element(types[name], where.count(ELEMENTS)) for name, where in wheres.items()}
     return pa.schema(_fields(kinds))
 
 
 def _element(kind: pa.DataType, depth: int) -> pa.DataType:
-    """The type of the elements of lists within lists, so many deep."""
+    """The type of the elements of nested lists, this many levels deep."""
     return _element(kind.value_type, depth - 1) if depth and pa.types.is_list(kind) else kind
 
 

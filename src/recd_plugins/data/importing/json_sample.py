@@ -1,4 +1,4 @@
-"""Lines of JSON that are sampled: the columns that their objects make, and what is odd of keys."""
+"""Sampled lines of JSON: the columns that their objects make, and what is odd about keys."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from recd_plugins.errors import DataError
 __all__ = ["JsonKeys", "json_sample"]
 
 MAPPING_KEYS = 16
-"""An object of fewer keys has fields, even if they are numbered."""
+"""An object with fewer keys than this has fields, even if they are numbered."""
 CHANGED = re.compile(r"Column\(([^)]*)\) changed from")
-"""What Arrow says of a key of JSON with values of several types."""
+"""What Arrow says of a JSON key with values of several types."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class JsonKeys:
 
 
 def json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
-    """Lines of JSON, the fields of their objects as columns; a key of several types is left out."""
+    """Lines of JSON, with the fields of their objects as columns; a key of several types is left
+    out."""
     content, before = lines.text, list[str]()
     while True:
         try:
@@ -63,13 +64,13 @@ def json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
     keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})
     rows = _with_unsigned(content, of_fields(rows, fields), fields)
     for at, field_ in enumerate(rows.schema):
-        if pa.types.is_timestamp(field_.type):  # in other places it may have fractions
+        if pa.types.is_timestamp(field_.type):  # in other rows it may have fractions
             rows = rows.set_column(at, field_.name, rows[at].cast(pa.string()))
     return rows
 
 
 def _mappings(rows: pa.Table) -> Iterator[tuple[str, str]]:
-    """The objects with many keys, of which a line has few: by name, with what was found."""
+    """The objects with many keys, of which each line has few: by name, with what was found."""
     waiting: list[tuple[tuple[str, ...], pa.ChunkedArray]]
     waiting = [((name,), rows[name]) for name in rows.column_names]
     while waiting:
@@ -94,8 +95,8 @@ def _mappings(rows: pa.Table) -> Iterator[tuple[str, str]]:
 def _with_unsigned(
     content: pa.Buffer, rows: pa.Table, fields: Mapping[str, tuple[str, ...]]
 ) -> pa.Table:
-    """The columns, those of whole numbers beyond int64 as uint64: Arrow takes them for floats, of
-    which several would be one."""
+    """The columns, with whole numbers beyond int64 as uint64: Arrow takes them for floats, in which
+    several would be equal."""
     for at, field_ in enumerate(rows.schema):
         kind = pa.list_(pa.uint64()) if is_list(field_.type) else pa.uint64()
         values = rows[at]

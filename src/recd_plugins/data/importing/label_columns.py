@@ -1,4 +1,4 @@
-"""Which columns are labels, of which kind, and which would tell the answer as labels do: grades,
+"""Which columns are labels, of which kind, and which would reveal the answer as labels do: grades,
 events, ids with labels."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def labels_among(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
             scores.append((-score, place, column))
     scores.sort(key=lambda one: one[:2])
     found = [column for _, _, column in scores]
-    # Of columns of 0 and 1 without a telling name the best alone is a label; the others may be
+    # Among columns of 0 and 1 without a telling name, only the best is a label; the others may be
     # features.
     return [
         one for one in found
@@ -76,7 +76,7 @@ def labels_among(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
 
 
 def _is_signed(column: ColumnSurvey) -> bool:
-    """Whether it is -1 or 1, as the answers of KDD Cups."""
+    """Whether it is -1 or 1, like the answers of KDD Cups."""
     return column.distinct == 2 and (column.low, column.high) == (-1, 1)
 
 
@@ -85,7 +85,8 @@ def _is_share(column: ColumnSurvey) -> bool:
 
 
 def is_sole(column: ColumnSurvey, columns: Sequence[ColumnSurvey]) -> bool:
-    """Whether a column of a file without names is where a label is: first, or alone 0 or 1."""
+    """Whether a column of a file without names is a likely label: the first one, or the only one of
+    0 and 1."""
     unnamed = column.name.startswith(UNNAMED)
     flags = [one for one in columns if one.two_valued and not one.is_list]
     return unnamed and (column is columns[0] or flags == [column])
@@ -126,7 +127,7 @@ def label_entry(column: ColumnSurvey, *, sole: bool) -> ColumnEntry:
 
 
 def answer_in(column: ColumnSurvey) -> str:
-    """Why texts would tell the answer, if they may."""
+    """Why texts would reveal the answer; empty if they would not."""
     shown = ", ".join(column.examples)
     if column.is_list or column.seen is None or column.distinct > MOST_EVENTS:
         return ""
@@ -150,7 +151,7 @@ def answer_in(column: ColumnSurvey) -> str:
 
 
 def have_labels(column: ColumnSurvey) -> bool:
-    """Whether texts are ids with labels, as N35729-0 and N55689-1."""
+    """Whether texts are ids with labels, like N35729-0 and N55689-1."""
     if column.seen is None or not pa.types.is_string(column.seen.type):
         return False
     ends = pc.utf8_slice_codeunits(column.seen, -2).unique().to_pylist()
@@ -176,7 +177,7 @@ def unless_grades(entry: ColumnEntry) -> ColumnEntry:
 
 
 def _are_grades(column: ColumnSurvey) -> bool:
-    """Whether its numbers are as those of ratings, in a file without names."""
+    """Whether its numbers look like ratings, in a file without names."""
     if not column.is_number or column.seen is None or not column.name.startswith(UNNAMED):
         return False
     low, high = (0, 0) if column.low is None else (column.low, column.high)

@@ -1,5 +1,5 @@
-"""Columns that tell a label: by their names, as measured after it; or in the rows of a sample,
-where one alone says what the label is."""
+"""Columns that reveal a label: by names that say they are measured after it, or in the rows of a
+sample, where such a column by itself determines the label."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from recd_plugins.data.importing.survey import Survey
 __all__ = ["describes", "unless_leak"]
 
 FEWEST = 20
-"""Rows of each label, and rows with a value, below which a sample tells nothing."""
+"""With fewer rows of each label, or fewer rows with a value, a sample shows nothing."""
 MOST_AUC = 0.98
 CHANCE = 1e-6
 """The chance, if labels had nothing to do with it, below which values stand beside one alone."""
@@ -69,7 +69,7 @@ def unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Surv
 
 
 def _is_after(column: ColumnSurvey) -> bool:
-    """Whether its name is of what a user does once the answer is given."""
+    """Whether its name says what a user does once the answer is given."""
     words = words_of(column.name)
     if not column.is_number or not BEFORE_WORDS.isdisjoint(words):
         return False
@@ -79,7 +79,7 @@ def _is_after(column: ColumnSurvey) -> bool:
 
 
 def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:
-    """Whether the order of a column's numbers parts labels of 0 and 1, either way round."""
+    """Whether the order of a column's numbers separates labels 0 and 1, in either direction."""
     if len(label) != len(column):
         return False
     both = pc.and_(pc.is_valid(label), pc.is_valid(column))
@@ -98,8 +98,8 @@ def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:
 
 
 def _filled_by(answer: pa.ChunkedArray, column: pa.ChunkedArray) -> Any:
-    """The one answer beside which alone a column has values; None if there are others, or if that
-    may be chance."""
+    """The only answer for which a column has values; None if there are others, or if that may be
+    chance."""
     if len(answer) != len(column) or not column.null_count:
         return None
     known = answer.drop_null()
@@ -112,7 +112,7 @@ def _filled_by(answer: pa.ChunkedArray, column: pa.ChunkedArray) -> Any:
 
 
 def describes(column: pa.ChunkedArray, item: pa.ChunkedArray) -> bool:
-    """Whether a column has one value for each item wherever that is, and not by chance."""
+    """Whether a column has the same value wherever an item occurs, and not by chance."""
     if len(column) != len(item) or is_list(column.type) or is_list(item.type):
         return False
     items, values = (_places(one) for one in (item, column))
@@ -126,7 +126,7 @@ def describes(column: pa.ChunkedArray, item: pa.ChunkedArray) -> bool:
 
 
 def _places(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[N] the place of each value among the different ones, of which null is one."""
+    """[N] the place of each value among the different ones, including null."""
     coded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     places: np.ndarray[Any, np.dtype[np.int64]] = coded.indices.to_numpy().astype(np.int64)
     return places

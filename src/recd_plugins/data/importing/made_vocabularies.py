@@ -1,4 +1,4 @@
-"""The vocabularies that an import makes, of the features that come without any."""
+"""The vocabularies that an import makes for features that come without one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = ["MadeVocabularies"]
 
 @dataclass(frozen=True, kw_only=True)
 class MadeVocabularies:
-    """Vocabularies of the train rows' values, in a folder: one for each table."""
+    """Vocabularies of the train rows' values, in a folder: one per table."""
 
     asked: ForeignSchema
-    """The schema as it was asked for."""
+    """The schema that was asked for."""
     folder: Path
     least_count: int
-    """How often a value occurs that gets an id of its own."""
+    """How often a value must occur to get an id of its own."""
     others: int
     """How many ids all other values share."""
 
@@ -48,7 +48,8 @@ class MadeVocabularies:
         return [one for one in self.asked.sparse if one.ids == "vocabulary" and not one.vocabulary]
 
     def check_files(self) -> None:
-        """Vocabularies of two tables are two files, wherever the table may be copied to."""
+        """Raises an error unless the vocabularies of two tables are two files on any file
+        system."""
         seen: dict[str, str] = {}
         for table in (one.table_name for one in self.features):
             file = _file_of(table)
@@ -66,7 +67,7 @@ class MadeVocabularies:
         return {one.table_name: VocabularyCounts(one.name) for one in self.features}
 
     def counted(self, rows: pa.Table, where: str) -> dict[str, list[Counted]]:
-        """The values of rows, by table, whose features may be of several types."""
+        """The values of rows, by table; a table's features may have several types."""
         tables = dict.fromkeys(one.table_name for one in self.features)
         return {
             table: [
@@ -83,7 +84,7 @@ class MadeVocabularies:
         return self._journal.exists()
 
     def save(self, counts: Mapping[str, VocabularyCounts]) -> None:
-        """Save them, of all values of the train rows."""
+        """Save them, from all values of the train rows."""
         sizes, notes = {}, []
         for table, one in counts.items():
             most = max(each.num_ids for each in self.features if each.table_name == table)
@@ -103,7 +104,7 @@ class MadeVocabularies:
 
     @property
     def notes(self) -> list[str]:
-        """What the saved ones left out."""
+        """Notes on what the saved ones left out."""
         notes: list[str] = self._saved["notes"]
         return notes
 

@@ -1,4 +1,4 @@
-"""Samples of what was not clicked, for data of clicks alone: other items beside each."""
+"""Samples of what was not clicked, for data that have only clicks: other items for each click."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ __all__ = [
 
 I64 = npt.NDArray[np.int64]
 ATTEMPTS = 8
-"""Draws for a negative that is not the clicked item itself; then the next item stands for it."""
+"""How many draws are tried for a negative that is not the clicked item; after these, the next item
+is taken."""
 PENDING = 1 << 20
 
 
@@ -36,14 +37,15 @@ class Negatives(Config):
     """The number of negatives, and how they are drawn."""
 
     count: Annotated[int, Range(ge=1)]
-    """Samples with label 0 beside each click."""
+    """The number of samples with label 0 per click."""
     by: Literal["popularity", "uniform"] = "popularity"
-    """The probability that an item is drawn: as it is clicked, or as any other."""
+    """With which probability an item is drawn: in proportion to its clicks, or the same for all
+    items."""
     seed: Annotated[int, Range(ge=0)] = 0
     """Same seed, same negatives."""
     items: tuple[str, ...] = ()
     """The columns that belong to the item, its id first; by default the features of kind item that
-    are no sequences."""
+    are not sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Catalogue:
 
 
 class CatalogueBuilder:
-    """Collects the items of rows that stream by; memory grows with the items alone."""
+    """Collects the items of rows that stream by; memory grows only with the number of items."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = list(columns)
@@ -78,7 +80,7 @@ class CatalogueBuilder:
             self._merge()
 
     def done(self) -> Catalogue:
-        """All items; `DataError` if there are too few to draw another one."""
+        """All items; raises `DataError` if there are too few to draw another one."""
         self._merge()
         if self._whole is None or self._whole.ids.size < 2:
             raise DataError(
@@ -103,8 +105,8 @@ class CatalogueBuilder:
 def undrawn(
     schema: Schema, negatives: Negatives, sample: Mapping[str, pa.ChunkedArray]
 ) -> list[str]:
-    """The features that describe an item in a sample, and that negatives have of the clicked
-    one."""
+    """The features that describe an item in a sample, but that negatives would keep from the
+    clicked one."""
     drawn = item_columns(schema, negatives)
     item = sample.get(drawn[0])
     if item is None:
@@ -114,7 +116,7 @@ def undrawn(
 
 
 def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
-    """The columns that a negative has of another item."""
+    """The columns that a negative takes from another item."""
     if negatives.items:
         for name in negatives.items:
             if name not in (*schema.sparse_names, *schema.dense):
@@ -136,13 +138,13 @@ def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
 
 
 def _with_weights(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
-    """The columns, and those of the weights of features that are scored."""
+    """The columns, and those of the weights of scored features."""
     scored = {one.name: one.weights_name for one in schema.sparse if one.scored}
     return (*names, *(scored[name] for name in names if name in scored))
 
 
 def clicked(rows: pa.Table, column: str, where: str) -> I64:
-    """[N] the item of each row; `DataError` unless each has one."""
+    """[N] the item of each row; raises `DataError` unless each row has one."""
     parts = [np.zeros(0, np.int64)]
     for chunk in rows[column].chunks:
         if np.any(np.diff(chunk.offsets.to_numpy()) != 1):
@@ -165,14 +167,15 @@ def with_negatives(
     key: int,
     where: str,
 ) -> pa.Table:
-    """Behind each click its negatives: rows like it, but with another item, and label 0.
+    """The rows with each click followed by its negatives: rows like it, but with another item and
+    label 0.
 
-    `columns` are the item's; the draws depend on the seed, on `key` and the row's place alone.
+    `columns` are the item's; the draws depend only on the seed, on `key` and on the row's place.
     """
     count, size = negatives.count, 1 + negatives.count
     own = clicked(rows, columns[0], where)
     drawn = _drawn(own, catalogue, negatives, key)
-    # Items of the click itself are looked for behind those of the catalogue.
+    # The click's own items are looked up after those of the catalogue.
     items = catalogue.ids.size + np.arange(own.size * size) // size
     grid = items.reshape(own.size, size)
     grid[:, 1:] = drawn.reshape(own.size, count)
@@ -190,7 +193,7 @@ def with_negatives(
 
 
 def _drawn(own: I64, catalogue: Catalogue, negatives: Negatives, key: int) -> I64:
-    """[N * count] places in the catalogue, none of which is the row's own item."""
+    """[N * count] places in the catalogue, none of them the row's own item."""
     places = np.arange(own.size * negatives.count, dtype=np.uint64)
     clicked_items = own.repeat(negatives.count)
     seed = hash_integers(np.array([key % 2**64], np.uint64), negatives.seed)[0]

@@ -1,4 +1,4 @@
-"""The rows of foreign files parted into those to train on and those to test on."""
+"""Splits the rows of foreign files into those to train on and those to test on."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["Parting"]
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """How the rows of an import are parted."""
+    """How the rows of an import are split."""
 
     split: SplitBy | None
-    """The rule; with none all rows are to train on."""
+    """The rule; without one, all rows are for training."""
     schema: ForeignSchema
     cut: int | None
-    """The time from which on rows are for testing, where time parts them."""
+    """The time from which on rows are for testing, if time splits them."""
 
     @property
     def column(self) -> str | None:
-        """The column of the files by which rows are parted."""
+        """The column of the files by which rows are split; None if there is none."""
         if self.split is None:
             return None
         return self.split.column or self.schema.timestamp
 
     def tested(self, raw: pa.Table, block: Block) -> npt.NDArray[np.bool_] | None:
-        """[N] which rows as they were read are for testing, or are left out since they have no
-        time; None where nothing is parted."""
+        """[N] which rows, as they were read, are for testing, or are left out because they have no
+        time; None if nothing is split."""
         if self.split is None:
             return None
         if self.split.column is not None:
@@ -56,8 +56,8 @@ class Parting:
         return tested
 
     def parts(self, raw: pa.Table, block: Block) -> tuple[dict[Split, pa.Table], Counter[str]]:
-        """The rows of each split as they conform to the schema; those that were left out, by the
-        column whose null did it."""
+        """The conformed rows of each split; and the number of rows that were left out, by the
+        column whose null was the reason."""
         dropped: Counter[str] = Counter()
         made, where = self.schema.conformed, str(block.file.path)
 

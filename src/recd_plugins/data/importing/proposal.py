@@ -1,4 +1,4 @@
-"""A schema that a survey suggests, as commented YAML: a person reads it through and mends it."""
+"""A schema that a survey suggests, as commented YAML, for a person to read through and correct."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ NO_FEATURE = "no column is a feature as it is: what is left out says why"
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A schema and what there is to say about it."""
+    """A schema, and what there is to say about it."""
 
     text: str
     """The schema, as commented YAML."""
     doubts: tuple[str, ...]
     """The doubts that a person should look at, each with its column."""
     to_settle: tuple[str, ...]
-    """Those of them that would train wrongly if the guess is wrong: no import goes by them that a
-    person did not accept."""
+    """The doubts for which a wrong guess would train wrongly: no import relies on them unless a
+    person has accepted them."""
 
     @property
     def schema(self) -> dict[str, Any]:

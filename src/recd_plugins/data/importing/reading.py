@@ -1,4 +1,4 @@
-"""Rows of foreign files, block by block: in bounded memory, and from any block on."""
+"""Rows of foreign files, block by block: in bounded memory, and starting at any block."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ class Position:
     file: int = 0
     """The file's number."""
     at: int = 0
-    """The bytes of it that were read, unpacked; of Parquet, row groups."""
+    """How many of its unpacked bytes were read; for Parquet, how many row groups."""
     row: int = 0
-    """And so many lines; of Parquet rows."""
+    """How many lines were read; for Parquet, how many rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Some rows, not parsed yet: `rows` may be called by any thread."""
+    """Some rows that are not yet parsed: `rows` may be called by any thread."""
 
     file: ForeignFile
     content: Lines | pa.Table
     first: int
-    """The number of the first line, or of Parquet's first row, from 1 on."""
+    """The number of the first line, or of the first row of Parquet, counted from 1."""
     after: Position | None
-    """The start of the next block; none within a row group, in which no reading begins."""
+    """The start of the next block; None within a row group, where reading cannot begin."""
     done: int
-    """Bytes of all files, packed, that have been read by then."""
+    """Packed bytes of all files that have been read by then."""
 
     @property
     def where(self) -> str:
@@ -64,8 +64,8 @@ class Block:
         return f"{self.file.path}, from row {self.first:,} on"
 
     def rows(self, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
-        """The named columns, in this order: those of its folders too, and nulls for those that it
-        lacks."""
+        """The named columns, in this order, including those given by its folders, and nulls for
+        those that it lacks."""
         own = _own_columns(self.file, columns)
         if not isinstance(self.content, Lines):
             rows = self.content
@@ -83,7 +83,7 @@ class Block:
 
 
 def _own_columns(file: ForeignFile, columns: Sequence[str]) -> list[str]:
-    """The columns that a file itself has of these; one at least, for its rows to be counted by."""
+    """Those of these columns that the file itself has; at least one, to count its rows by."""
     keys_may_come = file.format == "jsonl"
     return [
         name for name in columns
@@ -121,7 +121,7 @@ def mapped(
     what: str,
     absent: Collection[str] = (),
 ) -> Iterator[tuple[Block, R]]:
-    """Each block with what is made of it, in order: made on all cores, some blocks ahead."""
+    """Each block with what is made of it, in order; made on all cores, some blocks ahead."""
     total, workers = num_bytes(files), workers or machine_cores()
     progress(what, 0, total)
     with ExitStack() as stack:
@@ -173,7 +173,7 @@ def _parquet_blocks(
     with input_file(file.path) as source, opened_parquet(source, file) as opened:
         groups, row = opened.num_row_groups, start.row
         paths = opened.schema_arrow.names
-        # Of columns that share a name Arrow reads all, or none: each is found by its place.
+        # If columns share a name, Arrow reads all of them or none, so each is found by its place.
         named = [paths[index] for index in indices]
         places = [
             sum(1 for other in range(index) if paths[other] == paths[index]) for index in indices
@@ -205,7 +205,7 @@ def _parquet_blocks(
 
 
 class WholeLists(pq.ParquetFile):
-    """A file of Parquet, with the lists that a table of ours leaves out of it."""
+    """A Parquet file, including the lists that a table of ours leaves out."""
 
     def __init__(self, source: pa.NativeFile, path: Location, **options: Any) -> None:
         super().__init__(source, **options)
@@ -221,8 +221,8 @@ class WholeLists(pq.ParquetFile):
 
 
 def opened_parquet(source: pa.NativeFile, file: ForeignFile) -> WholeLists:
-    """A file of Parquet, whose pages' checksums are verified where they have some; its columns are
-    called as its table calls them."""
+    """A Parquet file whose pages' checksums are verified if it has any; its columns have its
+    table's names."""
     names = file.table_names
     footer = None if names is None else footer_in(source, file.path, names).metadata
     return WholeLists(source, file.path, metadata=footer, **OPTIONS)

@@ -1,4 +1,4 @@
-"""The rows of foreign files, each looked at once: what of them does not conform to a schema."""
+"""Looks at each row of foreign files once, and finds what does not conform to a schema."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 
 
 def _checked_roles(schema: ForeignSchema) -> dict[str, Role]:
-    """The columns that are looked at; the weights of scored ids are with these."""
+    """The columns that are looked at; the weights of scored ids come with the ids."""
     roles = roles_of(schema)
     return {name: role for name, role in roles.items() if not isinstance(role, ScoreRole)}
 
 
 def _dropping(schema: ForeignSchema) -> ForeignSchema:
-    """The same, but that rows are left out where a null is an error: nulls are counted apart."""
+    """The same schema, but rows are left out where a null would be an error: nulls are counted
+    separately."""
     mended: dict[str, Nulls] = {
         name: "drop"
         for role in _checked_roles(schema).values()
@@ -62,7 +63,7 @@ def _dropping(schema: ForeignSchema) -> ForeignSchema:
         return dataclasses.replace(one, nulls="drop") if one.name in mended else one
 
     def feature(one: ForeignFeature) -> ForeignFeature:
-        """An import would make the vocabulary that is not there yet: of any values."""
+        """An import would make the missing vocabulary, from any values."""
         return entry(dataclasses.replace(one, ids="hash") if _is_bare(one) else one)
 
     return dataclasses.replace(
@@ -81,12 +82,12 @@ def _is_bare(feature: ForeignFeature) -> bool:
 
 @dataclass
 class _Column:
-    """A column as all blocks have shown it."""
+    """A column, as seen in all blocks."""
 
     nulls: int = 0
     first_null: str = ""
     error: str = ""
-    """The first value that does not conform, as `conform` says it."""
+    """The first value that does not conform, as `conform` reports it."""
     errors: int = 0
     """Blocks that have one."""
     low: float = np.inf
@@ -107,7 +108,7 @@ class _Column:
 
 @dataclass
 class _Look:
-    """A column as one block has shown it."""
+    """A column, as seen in one block."""
 
     rows: int
     columns: dict[str, _Column]
@@ -117,7 +118,7 @@ class _Look:
 
 
 class RowCheck:
-    """One reading of the files' rows, and all that is wrong with them."""
+    """One pass over the files' rows, and everything that is wrong with them."""
 
     def __init__(
         self,
@@ -137,7 +138,8 @@ class RowCheck:
         self._misfits: set[str] = set()
         self._equal: frozenset[tuple[str, str]] | None = None
         self._wrong: set[str] = set()
-        """The columns of the files that no row can conform in: they are missing, or of a type."""
+        """The columns of the files in which no row can conform: they are missing, or have a wrong
+        type."""
 
     def check_types(self, file: ForeignFile, files: Sequence[ForeignFile]) -> None:
         if self._schema is None:
@@ -176,7 +178,7 @@ class RowCheck:
     def read(
         self, files: Sequence[ForeignFile], columns: Sequence[str], progress: Progress
     ) -> None:
-        """Look at all rows of the files; one that cannot be read keeps no other from it."""
+        """Look at all rows of the files; if one file cannot be read, the others still are."""
         total, before = num_bytes(files), 0
         for file in files:
 
