@@ -275,7 +275,9 @@ def test_a_note_that_cannot_be_read_is_an_error(tables, tmp_path):
     (tmp_path / "t").mkdir()
     noted = {**rows.schema.metadata, LEFT_OUT: b"[7"}
     pq.write_table(rows.replace_schema_metadata(noted), tmp_path / "t" / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: its footer's 'recd_left_out' cannot be read"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: its footer's 'recd_left_out'.* cannot be read"
+    ):
         Table.open(tmp_path / "t")
 
 
