@@ -3,16 +3,16 @@
     run/checkpoints/step-00000100/
         *.distcp, metadata.json    tables, dense parameters, optimizer states (DCP)
         rank-0.json, ...           each rank's loader position, random state, callbacks' states,
-                                   what it has counted for the lines that come next, and what its
-                                   model has beside tensors
+                                   its counts for the next lines of metrics, and the values of
+                                   its model that are not tensors
         job.json                   step, world size, plan, registry, digests of plugins' code,
                                    rates and numbers of optimizers, the version that wrote it
         replicas.arrow, latest-batches.arrow
-                                   what the moves of replicas go on from, where these move
-        digest.json                what each of these files was when it was written
+                                   what the moves of replicas go on from, if replicas move
+        digest.json                the size and hash of each of these files as it was written
 
-A folder is written under another name and renamed when whole, so no checkpoint is ever torn; what
-was damaged since is named before any of it is loaded.
+A folder is written under another name and renamed when it is complete, so a checkpoint is never
+half-written. A file that was damaged later is named before anything is loaded.
 """
 
 from __future__ import annotations
@@ -93,51 +93,51 @@ __all__ = [
 OnDamaged = Literal["stop", "go_back"]
 
 PIECE = 1 << 22
-"""Numbers that are looked at at a time."""
+"""How many numbers are checked at a time."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What a system says where there is no room for a file, or none left that this user may take."""
+"""The errors of a system with no room for a file, or with none left that this user may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """The place where a checkpoint goes on, beside model and optimizers."""
+    """The state from which a run goes on, apart from model and optimizers."""
 
     step: int
     loader: dict[str, Any]
-    """This rank's loader's state."""
+    """The state of this rank's loader."""
     random: Mapping[str, Tensor] = field(default_factory=dict)
-    """The states of this rank's random numbers, by device; none of a rank that is new."""
+    """The states of this rank's random numbers, by device; empty for a new rank."""
     callbacks: dict[str, Any] = field(default_factory=dict)
     """The states of this rank's callbacks, by name."""
     so_far: dict[str, Any] = field(default_factory=dict)
     """The state of what this rank has counted and reported."""
     same_end: bool = False
-    """Whether the registry has the run end when it would have ended then: its steps and callbacks
-    are the same."""
+    """Whether the run ends when it would have ended before: the registry's steps and callbacks are
+    the same."""
     replicas: Path | None = None
-    """The checkpoint, if the registry still has the planner whose replicas it may have."""
+    """The checkpoint, if the registry still has the planner that placed its replicas; else None."""
     new_rates: tuple[str, ...] = ()
-    """The rates that hold from here on, where they are others than those before."""
+    """The rates that change from here on, in words."""
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    """What the optimizers kept beside tensors (`numbers_of`)."""
+    """What the optimizers kept apart from tensors (`numbers_of`)."""
     rates: Mapping[str, RateOf] = field(default_factory=dict)
     """Where the rates of `dense` and of `tables` begin."""
     begun_anew: tuple[str, ...] = ()
-    """The parameters that another optimizer steps from here on, by another plan: its states of them
-    begin anew."""
+    """The parameters that another optimizer steps from here on, because of another plan: their
+    optimizer states begin anew."""
     no_taker: tuple[str, ...] = ()
-    """The checkpoint's tensors that are in nothing of this job."""
+    """The checkpoint's tensors that nothing in this job takes."""
     new_code: tuple[str, ...] = ()
-    """The plugins whose code is another one from here on, in words."""
+    """The plugins whose code has changed, in words."""
 
 
 class DiskFullError(RecdError):
-    """There is no room for a checkpoint; the one before is as it was."""
+    """There is no room for a checkpoint; the one before it is unchanged."""
 
 
 class NotFiniteError(RecdError):
-    """Weights are not finite: no run could go on from them."""
+    """Weights are not finite, so no run could go on from them."""
 
 
 class Checkpoints:
@@ -153,9 +153,9 @@ class Checkpoints:
         free: Sequence[str] = (),
         code: Mapping[str, str] | None = None,
     ) -> None:
-        """`samples_of_step`: those of all ranks, as the job was begun, if its ranks may become
-        others. `free`: the dataset's options that a resumed job may change. `code`: the digests of
-        plugins' code, by plugin."""
+        """`samples_of_step`: the samples of all ranks in a step when the job began, if the number
+        of its ranks may change. `free`: the dataset's options that a resumed job may change.
+        `code`: the digests of plugins' code, by plugin."""
         self._folder = folder
         self._samples_of_step = samples_of_step
         self._keep = keep
@@ -163,20 +163,20 @@ class Checkpoints:
         self._code = dict(code or {})
         self._registry = json.loads(json.dumps(registry, default=str))
         self._saved = False
-        """Whether this process has written any."""
+        """Whether this process has begun to write a checkpoint."""
 
     def latest(self) -> Path:
-        """The newest checkpoint of a run that has one."""
+        """The newest checkpoint of a run that has at least one."""
         return checkpoints_in(self._folder)[-1]
 
     def there(self) -> Path | None:
-        """The newest checkpoint, if there is one; the weights of each are finite."""
+        """The newest checkpoint, or None; the weights of every checkpoint are finite."""
         return next(reversed(checkpoints_in(self._folder)), None)
 
     def whole(self, on_damaged: OnDamaged = "stop") -> tuple[Path, list[str]]:
-        """The newest checkpoint that is what was written; what is damaged of those after it.
+        """The newest checkpoint that is not damaged, and what is damaged in each later one.
 
-        With `go_back` the damaged ones are renamed, so that they are in nobody's way.
+        With `go_back` the damaged ones are renamed, so that nothing resumes from them.
         """
         lost: list[str] = []
         found = checkpoints_in(self._folder)[::-1]
@@ -200,7 +200,7 @@ class Checkpoints:
 
     @staticmethod
     def check(job: Job) -> None:
-        """`PluginError` where a model has what no checkpoint keeps, before anything is trained."""
+        """`PluginError`, before training, if the model has a value that no checkpoint can keep."""
         beside_tensors(job.model)
 
     def save(
@@ -212,11 +212,11 @@ class Checkpoints:
         so_far: Mapping[str, Any] | None = None,
         write: Callable[[Path], None] | None = None,
     ) -> Path:
-        """Write step `step`; afterwards the latest `keep` are left. On rank 0, `write` adds files
-        of its own to the folder.
+        """Write the checkpoint of `step` and keep only the latest `keep`; returns its folder. On
+        rank 0, `write` adds its own files to the folder.
 
-        `DiskFullError` on all ranks where there is no room for it; what was written is removed.
-        `NotFiniteError` where weights are not finite; nothing is written.
+        `DiskFullError` on all ranks if there is no room for it; what was written is removed.
+        `NotFiniteError` if weights are not finite; nothing is written.
         """
         target = self._folder / f"step-{step:08}"
         part = target.with_suffix(".part")
@@ -268,7 +268,7 @@ class Checkpoints:
         rates: Mapping[str, float],
         files: list[dict[str, FileDigest]],
     ) -> None:
-        """Write the files that are no rank's, and the digest of all, on rank 0."""
+        """On rank 0, write the files that belong to no rank, and the digest of all files."""
         if dist.get_rank():
             return
         about: dict[str, Any] = {
@@ -288,18 +288,18 @@ class Checkpoints:
         write_digest(part, every | {name: digest_of(part / name) for name in others})
 
     def _put(self, part: Path, target: Path) -> None:
-        """Give it its name, on rank 0."""
+        """On rank 0, give the folder its final name, and tidy."""
         if dist.get_rank() == 0:
             shutil.rmtree(target, ignore_errors=True)
             part.rename(target)
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove what is no longer kept, and parts that a kill left, on rank 0."""
+        """On rank 0, remove the checkpoints that are no longer kept, and parts that a kill left."""
         if dist.get_rank():
             return
         for old in checkpoints_in(self._folder)[: -self._keep]:
-            old.rename(old.with_suffix(".part"))  # of which a kill leaves nothing by its name
+            old.rename(old.with_suffix(".part"))  # a kill leaves no half-removed checkpoint
         remove_parts(self._folder)
 
     def _full(
@@ -325,9 +325,9 @@ class Checkpoints:
         )
 
     def load(self, job: Job, path: Path, other: OtherRanks | None = None) -> Reached:
-        """Fill model and optimizers; where the run goes on.
+        """Fill model and optimizers; returns the state from which the run goes on.
 
-        `other`: what the checkpoint is for these ranks, where they are not those that made it.
+        `other`: the checkpoint as these ranks see it, if other ranks made it.
         """
         saved = other.job if other else read_job(path)
         before, now = saved["registry"], self._registry
@@ -356,13 +356,13 @@ class Checkpoints:
                 f"{first}). Resume with the registry that made it (job.json holds it), or remove "
                 "the folder, and --resume takes the one before."
             ) from error
-        # A rank has the optimizer states of its own tables alone.
+        # A rank has the optimizer states of only its own tables.
         taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
         begun_anew = {name for names in on_every_rank(lambda: anew) for name in names}
         _restore(job, tensors, mine.get("model", {}))
         restore_states(job, numbers)
         random: dict[str, Tensor] = {}
-        if "random" in mine:  # not of a rank that `reshard` added
+        if "random" in mine:  # a rank that `reshard` added has none
             try:
                 random = _random_state_of(mine["random"])
                 set_random_state(random, job.device)
@@ -392,7 +392,7 @@ class Checkpoints:
 
 
 def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:
-    """Everything that a checkpoint holds as tensors, by a flat name."""
+    """All tensors that a checkpoint holds, by a flat name."""
     tensors: dict[str, Any] = {
         f"model.{name}": value
         for name, value in job.model.state_dict().items()
@@ -406,7 +406,7 @@ def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:
 
 
 def _not_finite(job: Job, tensors: Mapping[str, Tensor | ShardedTensor]) -> list[str]:
-    """The parameters, as far as this rank has them, that hold what is not finite."""
+    """The parameters of which this rank's part has numbers that are not finite."""
     found = []
     for name, parameter in job.model.named_parameters():
         value = tensors.get(f"model.{name}")
@@ -423,7 +423,7 @@ def _not_finite(job: Job, tensors: Mapping[str, Tensor | ShardedTensor]) -> list
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Piece by piece: a table may be larger than memory."""
+    """Whether all numbers are finite, checked piece by piece: a table may be larger than memory."""
     if not tensor.numel():
         return True
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -432,18 +432,18 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _materialise(job: Job) -> None:
-    """Give optimizers that make their state at the first step (Adam) that state now."""
+    """Have optimizers that make their state in their first step (Adam) make it now."""
     for _, optimizer in job.optimizer.optimizers:
         if not optimizer.state_dict()["state"] and hasattr(optimizer, "init_state"):
             optimizer.init_state()
 
 
 def _begin_anew(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> list[str]:
-    """The parameters of this rank that another optimizer stepped before, as the tables that a plan
-    has data-parallel, and the one before had not, or the other way round: their states begin anew.
+    """The parameters of this rank that another optimizer stepped before: their states begin anew.
+    Tables are such parameters if one plan has them data-parallel and the other does not.
 
-    Those of dense parameters are taken away here: their first step makes them. So are those of
-    parameters that had no gradient before the checkpoint, which has none of them.
+    The states of such dense parameters are removed here, and their first step makes them again. So
+    are the states that the checkpoint lacks because a parameter had no gradient before it.
     """
     had: dict[str, set[str]] = {}
     for one in kept:
@@ -467,8 +467,8 @@ def _begin_anew(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> 
 def _restore(
     job: Job, tensors: Mapping[str, Tensor | ShardedTensor], beside: Mapping[str, Any]
 ) -> None:
-    """`dcp.load` filled the tensors in place; hand them to those that hold copies, and the model
-    what it has `beside` them."""
+    """Load the tensors, which `dcp.load` filled in place, into modules and optimizers that hold
+    copies, and load the values `beside` them into the model."""
     of_model = {
         name.removeprefix("model."): v for name, v in tensors.items() if name[:6] == "model."
     }
@@ -497,8 +497,8 @@ def _random_state_of(state: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Have the random numbers that come next be those that would have come; nothing changes
-    without a `state`."""
+    """Restore the states of the random numbers, so that the next ones are those that would have
+    come; an empty `state` changes nothing."""
     if not state:
         return
     torch.set_rng_state(state["cpu"])
@@ -517,7 +517,8 @@ def _make_anew(part: Path) -> None:
 
 
 def _rank_files(part: Path, mine: Mapping[str, Any]) -> dict[str, FileDigest]:
-    """Write what is this rank's alone; the digests of all that this rank wrote, by name."""
+    """Write this rank's own file; returns the digests of all files that this rank wrote, by
+    name."""
     own = part / f"rank-{dist.get_rank()}.json"
     write_json(own, mine)
     return {file.name: digest_of(file) for file in (own, *part.glob(f"__{dist.get_rank()}_*"))}
@@ -534,7 +535,8 @@ def _is_full(error: BaseException) -> TypeGuard[OSError]:
 
 
 def _bytes(tensors: Mapping[str, Tensor | ShardedTensor]) -> int:
-    """The bytes that this rank writes of them, about: rank 0 writes those that all ranks have."""
+    """About how many bytes of them this rank writes; rank 0 writes the tensors that all ranks
+    have."""
     first = dist.get_rank() == 0
     return sum(
         sum(shard.tensor.nbytes for shard in value.local_shards())

@@ -1,5 +1,5 @@
-"""What a model's state dict has beside parameters and buffers: the extra states of its modules, by
-torch's `get_extra_state`. A rank's file has those that are no tensors.
+"""The extra states that the modules of a model add to its state dict by torch's `get_extra_state`.
+A rank's file has those that are not tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ EXTRA = "_extra_state"
 
 
 def beside_tensors(model: nn.Module) -> dict[str, Any]:
-    """The values of a model's state dict that are no tensors, by name; `PluginError` where JSON
-    does not take one."""
+    """The values of a model's state dict that are not tensors, by name; `PluginError` if JSON
+    cannot hold one."""
     found = {
         name: value
         for name, value in model.state_dict().items()

@@ -1,9 +1,9 @@
-"""The files of a checkpoint: read, checked, and held to a digest of each as it was written.
+"""Reads the files of a checkpoint, and checks each against its digest from when it was written.
 
     digest.json    {"files": {name: [bytes, SHA-256]}, "digest": the SHA-256 of `files`}
 
-It is written last, and holds every file of the folder but itself, so no byte of a checkpoint can
-change and still be loaded.
+It is written last, and lists every file of the folder but itself, so a checkpoint of which any byte
+has changed is not loaded.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 
 NAME = "digest.json"
 REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""The answers of a system to who reads a file, which say nothing of what is in it."""
+"""The errors of a system that refuses to read a file, which say nothing about its content."""
 
 
 class UndigestedError(DataError):
-    """A checkpoint has no digest.json, and is not known to be damaged: an older version, which
-    wrote none, may have written it."""
+    """A checkpoint has no digest.json, but may not be damaged: older versions wrote no
+    digest.json."""
 
 
 class FileDigest(NamedTuple):
@@ -66,8 +66,8 @@ def write_digest(folder: Path, files: Mapping[str, FileDigest]) -> None:
 
 
 def read_digest(folder: Path) -> dict[str, FileDigest]:
-    """The files of a checkpoint; `DataError` where its digest.json is not what was written, and
-    `UndigestedError` where it may never have had one."""
+    """The digests of a checkpoint's files; `DataError` if its digest.json is not what was written,
+    and `UndigestedError` if it may never have had one."""
     file = folder / NAME
     try:
         held = json.loads(file.read_text())
@@ -75,7 +75,7 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
             raise damaged_file(file, "its digest is not that of the files it names")
         return {name: FileDigest(*one) for name, one in held["files"].items()}
     except FileNotFoundError as error:
-        # A version that names itself there writes a digest.json, too.
+        # Every version that writes its name to job.json also writes a digest.json.
         if VERSION in _read(folder / "job.json", {}):
             raise damaged_file(file, str(error)) from error
         raise UndigestedError(
@@ -90,8 +90,8 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
 
 
 def _check_digest(folder: Path, part: int, parts: int) -> None:
-    """`DataError` names the first file that is not what was written; of `parts` ranks, each reads
-    a part."""
+    """`DataError` names the first file that is not what was written; each of `parts` ranks reads
+    a part of the files."""
     files = read_digest(folder)
     by_size = sorted(files, key=lambda name: files[name].bytes)
     for name in by_size[part::parts]:
@@ -109,7 +109,7 @@ def _check_digest(folder: Path, part: int, parts: int) -> None:
 
 
 def refused(error: Exception) -> bool:
-    """Whether the system does not let this process read a file, which may be whole."""
+    """Whether the system does not let this process read a file, which may not be damaged."""
     return isinstance(error, OSError) and error.errno in REFUSALS
 
 
@@ -133,7 +133,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def checkpoint_of(run: Path) -> Path:
-    """The latest checkpoint of a run's folder; a checkpoint itself where one is named."""
+    """The latest checkpoint in a run's folder, or `run` itself if it is a checkpoint."""
     if (run / "job.json").exists():
         return run
     found = checkpoints_in(run / "checkpoints")
@@ -161,7 +161,8 @@ def read_job(path: Path) -> dict[str, Any]:
 
 
 def read_rank(path: Path, rank: int) -> dict[str, Any]:
-    """A checkpoint's rank-N.json, with `loader`, and `random` unless `reshard` added the rank."""
+    """A checkpoint's rank-N.json, with `loader`; also with `random`, unless `reshard` added the
+    rank."""
     return _read(path / f"rank-{rank}.json", {"loader": dict})
 
 
@@ -181,8 +182,8 @@ def _read(file: Path, fields: Mapping[str, type]) -> dict[str, Any]:
 
 
 def check_whole(path: Path, rank: int = 0, world_size: int = 1) -> None:
-    """`DataError` where a checkpoint is not what was written, or bears another step's name; of
-    several ranks each reads a part."""
+    """`DataError` if a checkpoint is not what was written, or has the name of another step; each of
+    several ranks reads a part of the files."""
     _check_digest(path, rank, world_size)
     step = read_job(path)["step"]
     if step_of(path) not in (-1, step):

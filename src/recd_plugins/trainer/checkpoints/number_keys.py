@@ -1,5 +1,5 @@
-"""JSON that keeps the keys of mappings which are no texts, as of counts by step: JSON has texts
-alone, and 3 would come back as "3"."""
+"""JSON for mappings whose keys are not texts, such as counts by step: JSON has only texts as keys,
+so 3 would come back as "3"."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 __all__ = ["as_items", "from_items"]
 
 ITEMS = "__items__"
-"""The one key of what stands for a mapping: its keys and values, in a list of pairs."""
+"""The only key of a mapping that stands for another one: it has that one's items, as a list of
+pairs."""
 
 
 def as_items(value: Any) -> Any:
-    """A tree of mappings and lists, in which each mapping with such keys is a list of its items.
+    """The tree of mappings and lists, with the items of each mapping with such keys as a list.
 
     >>> as_items({"seen": {3: 1}}), from_items(as_items({3: 1}))
     ({'seen': {'__items__': [[3, 1]]}}, {3: 1})

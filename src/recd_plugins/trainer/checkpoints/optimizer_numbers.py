@@ -1,9 +1,9 @@
-"""What optimizers keep beside tensors: the rates and numbers of their groups, and states that are
-numbers. A checkpoint's job.json has it, for any number of ranks and any plan.
+"""What optimizers keep apart from tensors: the rates and numbers of their groups, and states that
+are numbers. A checkpoint's job.json has them, for any number of ranks and any plan.
 
-TorchRec's keyed optimizers give no groups away. A callback that lowers a rate once, a scheduler of
-torch's, which goes on from the latest rate, and optimizers that count their steps in a group or in
-a plain number depend on them.
+The state dicts of TorchRec's keyed optimizers have no groups. These matter to a callback that
+lowers a rate once, to torch's schedulers, which go on from the latest rate, and to optimizers that
+count their steps in a group or in a plain number.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ RATES = ("lr", "initial_lr")
 """The numbers of a group that are rates."""
 
 RateOf = Literal["before", "registry", "callbacks"]
-"""Where the rates of an optimizer begin in a resumed run: with those of before; with those that the
-registry has got since; or with the registry's, for the callbacks that made others of them are
-others by now."""
+"""Where the rates of an optimizer begin in a resumed run: at the rates of before; at the registry's
+new rates; or at the registry's rates because the callbacks, which may have changed the rates
+before, are others now."""
 
 
 def numbers_of(job: Job, rates: Mapping[str, float]) -> dict[str, Any]:
-    """The numbers of a job's optimizers, as JSON has them; `rates` are those of `table_rates`, on
+    """The numbers of a job's optimizers, as JSON holds them; `rates` are those of `table_rates` of
     all ranks."""
     states = {
         name: {key: one for key, one in state.items() if _is_plain(one)}
@@ -56,7 +56,7 @@ def numbers_of(job: Job, rates: Mapping[str, float]) -> dict[str, Any]:
 
 
 def lost_states(job: Job) -> str:
-    """The states of the dense optimizer that no checkpoint keeps, in words; nothing if there are
+    """The states of the dense optimizer that no checkpoint keeps, in words; empty if there are
     none."""
     lost = {
         str(key): type(one).__name__
@@ -85,7 +85,7 @@ def table_rates(job: Job) -> dict[str, float]:
 
 
 def restore_states(job: Job, restored: Mapping[str, Any]) -> None:
-    """Have the states that are numbers be what they were."""
+    """Restore the states that are numbers."""
     states = restored.get("states", {})
     for name, state in _states(job):
         for key, one in states.get(name, {}).items():
@@ -95,9 +95,9 @@ def restore_states(job: Job, restored: Mapping[str, Any]) -> None:
 def restore_groups(
     job: Job, restored: Mapping[str, Any], rates: Mapping[str, RateOf]
 ) -> Iterator[str]:
-    """Have the groups' numbers be what they were, and the `rates` of `dense` and of `tables` as
-    that says; lines for what begins anew. Nothing is `restored` from checkpoints of before they
-    had any."""
+    """Restore the numbers of the groups, and begin the rates of `dense` and of `tables` as `rates`
+    says; yields a line for each number that begins anew. `restored` is empty for checkpoints of
+    older versions, which had no numbers."""
     if not restored:
         return
     yield from _restore_dense(job.dense, restored["groups"], rates["dense"])
@@ -171,7 +171,7 @@ def _number(value: object) -> object:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether JSON gives it back as it is, but for tuples, which come back as lists."""
+    """Whether JSON gives the value back unchanged, except that tuples come back as lists."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
     if isinstance(value, list | tuple):

@@ -1,9 +1,8 @@
-"""A checkpoint for another number of ranks: how they see it, and how it is
-written anew (`recd reshard`).
+"""A checkpoint for another number of ranks: how they see it, and how it is written anew for them
+(`recd reshard`).
 
-Tables, dense parameters and optimizer states lie whole in it, wherever their parts do: they load
-under any plan and world size, and are copied as they are. A rank's own are its place in the epoch,
-its random state and its callbacks' states.
+Tables, dense parameters and optimizer states load under any plan and world size, so their files are
+copied unchanged. Each rank has its own position in the epoch, random state and callbacks' states.
 """
 
 from __future__ import annotations
@@ -43,36 +42,36 @@ __all__ = [
 ]
 
 LEFT_OUT = "left_out"
-"""What a reader's position has of stripes that could not be read."""
+"""The key of a reader's position for the stripes that could not be read."""
 
 BEGINS = "begins_epoch"
-"""What a rank's position says where it is no more than that; none: where the reader begins."""
+"""The only key of a position that names just the epoch to begin; None means the reader's start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRanks:
-    """A checkpoint as ranks of another number see it, or with other samples each."""
+    """A checkpoint as another number of ranks see it, or ranks with other samples each."""
 
     checkpoint: Path
     step: int
     ranks_before: int
     ranks: int
     batch_size: int
-    """Samples per rank, to which a resumed run must keep."""
+    """Samples per rank, which a resumed run must keep."""
     exact: bool
-    """Whether the batches that come next are those that would have come."""
+    """Whether the next batches are those that would have come."""
     begins_epoch: int | None
-    """The epoch with which training goes on otherwise; None if the reader counts none."""
+    """The epoch that begins otherwise; None if `exact`, or if the reader counts no epochs."""
     job: Mapping[str, Any]
     """The content that job.json would have."""
     streams: int | None
-    """The reader's streams from then on, where the ranks cannot share those that it had."""
+    """The reader's new number of streams; None if it keeps the one it had."""
     position: Mapping[str, Any]
-    """The position from which the loaders of ranks of another number go on."""
+    """The position from which the loaders of another number of ranks go on."""
 
     def rank(self, rank: int) -> dict[str, Any]:
-        """The content of this rank's file: a rank that is new draws its own random numbers, and has
-        rank 0's states of callbacks and of what the model has beside tensors."""
+        """The content of this rank's file. A new rank draws its own random numbers, and takes from
+        rank 0 the states of callbacks and the model's values that are not tensors."""
         first = read_rank(self.checkpoint, 0)
         new = rank >= self.ranks_before
         kept = first if new else read_rank(self.checkpoint, rank)
@@ -85,8 +84,8 @@ class OtherRanks:
         return {"loader": dict(kept["loader"] if as_before else self.position), **mine}
 
     def _so_far(self, rank: int, first: Mapping[str, Any]) -> dict[str, Any]:
-        """The counts of a rank toward the metrics that come next: rank 0 has what all of them
-        collected, and forecasts, which are of a plan's ranks, are counted anew."""
+        """The counts of a rank toward the next metrics: rank 0 gets what all ranks collected.
+        Forecasts are counted anew, since they depend on a plan's ranks."""
         kept = {name: one for name, one in first.items() if name not in ("forecasts", "window")}
         if rank == 0:
             states = [read_rank(self.checkpoint, one) for one in range(self.ranks_before)]
@@ -96,7 +95,7 @@ class OtherRanks:
         return kept
 
     def goes_on(self) -> str:
-        """The batches with which it goes on, for people."""
+        """The batches with which the run goes on, in words."""
         if self.exact:
             return "goes on with the batches that would have come next"
         if self.begins_epoch is None:
@@ -111,13 +110,14 @@ class OtherRanks:
 def for_ranks(
     checkpoint: Path, ranks: int, batch_size: int | None = None, streams: int | None = None
 ) -> OtherRanks:
-    """The checkpoint for so many ranks, of `batch_size` samples each (by default as before).
+    """The checkpoint as `ranks` ranks see it, with `batch_size` samples each (by default as
+    before).
 
-    The epoch goes on where it was if ranks and their samples are as many as before; or if that is
-    the same place for any rank: no batch of it has been trained; or `reader.streams` is set and a
-    multiple of `ranks`, no workers read, and `batch_size` times ranks is unchanged. Else the next
-    epoch begins, and what was left of this one is skipped. The reader has so many `streams` then,
-    if it had others.
+    The epoch goes on where it was if ranks and their samples are as many as before, or if the
+    position is the same for any rank. It is if no batch of the epoch has been trained, or if
+    `reader.streams` is set and a multiple of `ranks`, no workers read, and `batch_size` times ranks
+    is unchanged. Else the next epoch begins, and the rest of this one is skipped. The reader then
+    has `streams` streams, if it had another number.
     """
     job = read_job(checkpoint)
     before, registry = job["world_size"], job["registry"]
@@ -152,15 +152,16 @@ def for_ranks(
 
 
 def resumed_position(fresh: dict[str, Any], position: dict[str, Any]) -> dict[str, Any]:
-    """A loader's state from a rank's `position`; of one that begins an epoch, the state of a
-    `fresh` loader, at that epoch."""
+    """A loader's state from a rank's `position`. If the position begins an epoch, this is the state
+    of a `fresh` loader at that epoch."""
     if set(position) != {BEGINS}:
         return position
     return fresh if position[BEGINS] is None else _at_epoch(fresh, position[BEGINS])
 
 
 def _at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-    """Wherever it lies: a stage of the loader keeps its reader's state within its own."""
+    """The state at another epoch, at any depth: a stage of the loader keeps its reader's state
+    inside its own."""
     return {
         key: epoch if key == "epoch" else _at_epoch(value, epoch) if _is_mapping(value) else value
         for key, value in state.items()
@@ -168,16 +169,17 @@ def _at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
 
 
 def _begins(position: Mapping[str, Any]) -> int | None:
-    """The epoch that begins where a position of the local reader is left."""
+    """The epoch that begins if a position of the local reader is given up; None if the reader
+    counts no epochs."""
     place = _place(position)
     return None if place is None else place[0] + place[1]
 
 
 def _place(position: Mapping[str, Any]) -> tuple[int, bool] | None:
-    """The epoch, and whether any batch of it was yielded: by the reader, or by a stage that keeps
-    its reader's state where a window begins, and counts its own batches from there. None where no
+    """The epoch, and whether the reader yielded any batch of it, or a stage did that keeps its
+    reader's state from the start of a window and counts its own batches from there. None if no
     epochs are counted."""
-    if set(position) == {BEGINS}:  # a checkpoint that was written for other ranks before
+    if set(position) == {BEGINS}:  # a checkpoint that was already rewritten for other ranks
         return None if position[BEGINS] is None else (int(position[BEGINS]), False)
     yielded = bool(position.get("batches"))
     if "epoch" in position:
@@ -189,21 +191,21 @@ def _place(position: Mapping[str, Any]) -> tuple[int, bool] | None:
 
 
 def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: int) -> bool:
-    """Whether a position of the local reader is the same for so many ranks."""
+    """Whether a position of the local reader is the same for `ranks` ranks."""
     streams = _streams(registry) or 0
-    held = position.get("within") or position  # the reader's own, where data grow
+    held = position.get("within") or position  # the reader's own, if data grow
     made_for = held.get("made_for", {"workers": 1})
     return streams > 0 and streams % ranks == 0 and not made_for["workers"]
 
 
 def shared_streams(registry: Mapping[str, Any], ranks: int, batch_size: int) -> int | None:
-    """The streams of the reader of so many ranks: those that the registry names, or about as many
-    where the ranks cannot share these, or the samples of a rank cannot come evenly from its own;
-    None where it names none."""
+    """How many streams the reader of `ranks` ranks has: as many as the registry names, or about as
+    many if the ranks cannot share these, or if the samples of a rank cannot come evenly from its
+    own streams. None if the registry names no number."""
     if (streams := _streams(registry)) is None:
         return None
     reader = registry["reader"]
-    of_ranks = reader.get("use", "local") != "local"  # others have no consumers in a rank
+    of_ranks = reader.get("use", "local") != "local"  # other readers have no consumers in a rank
     consumers = ranks * (1 if of_ranks else max(1, reader.get("workers") or 0))
     even = (each for each in range(1, batch_size + 1) if batch_size % each == 0)
     return consumers * min(even, key=lambda each: abs(each - streams / consumers))
@@ -222,18 +224,18 @@ def _streams(registry: Mapping[str, Any]) -> int | None:
 
 
 def _left_out(position: Mapping[str, Any]) -> Iterator[int]:
-    """The stripes that a rank's reader leaves out, for they could not be read."""
+    """The stripes that a rank's reader leaves out because they could not be read."""
     yield from position.get(LEFT_OUT, ())
     for value in filter(_is_mapping, position.values()):
         yield from _left_out(value)
 
 
 def _leaving_out(position: Mapping[str, Any], stripes: Collection[int]) -> dict[str, Any]:
-    """The position with these stripes left out, as some of the ranks before could not read them:
-    which of the new ones come to rows of theirs is another matter."""
+    """The position with these stripes left out for all ranks: some of the ranks before could not
+    read them, and any of the new ranks may come to their rows."""
     if not stripes:
         return dict(position)
-    if within := position.get("within"):  # the reader's own, where data grow
+    if within := position.get("within"):  # the reader's own, if data grow
         return {**position, "within": _leaving_out(within, stripes)}
     return {**position, LEFT_OUT: sorted(stripes)}
 
@@ -249,8 +251,8 @@ def reshard(
     batch_size: int | None = None,
     progress: Progress = silent,
 ) -> OtherRanks:
-    """Write a checkpoint of the run `source`, its latest or the one named, into the run `target`,
-    for `ranks` ranks of `batch_size` samples; what was written, as they see it."""
+    """Write a checkpoint of the run `source`, the latest or the one named, into the run `target`,
+    for `ranks` ranks of `batch_size` samples; returns what was written, as these ranks see it."""
     checkpoint = checkpoint_of(source)
     check_whole(checkpoint)
     for rank in range(read_job(checkpoint)["world_size"]):
@@ -284,8 +286,8 @@ def reshard(
 
 @contextmanager
 def _oserror_of(written: Path) -> Iterator[None]:
-    """Inside, an error of the system is of what is written, though it names the file that was
-    read."""
+    """Inside, errors of the system name the file that is written, even if they named the file that
+    was read."""
     try:
         yield
     except OSError as error:
@@ -303,7 +305,7 @@ def _write(checkpoint: Path, part: Path, found: OtherRanks, progress: Progress) 
     for rank in range(found.ranks):
         write_json(part / f"rank-{rank}.json", as_items(found.rank(rank)))
     write_json(part / "job.json", {**found.job, "samples_of_step": found.ranks * found.batch_size})
-    # What was copied keeps the digest that it was written with: a bad copy is found as it is read.
+    # A copied file keeps its first digest, so a bad copy is found when it is read.
     every = {file.name: digest_of(file) for name in anew for file in part.glob(name)}
     as_before = {
         name: one for name, one in read_digest(checkpoint).items() if (part / name).exists()

@@ -1,5 +1,4 @@
-"""The positions where the loader stood when a batch was trained, though the pipeline reads
-ahead."""
+"""The loader's position after each trained batch, though the pipeline reads ahead."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ __all__ = ["Positions", "check_lengths", "closing"]
 
 
 def check_lengths(loader: Loader, split: Split) -> None:
-    """`PluginError` on every rank of a job where their epochs have not as many batches: some would
-    wait for the others at an epoch's end. All ranks call it."""
+    """`PluginError` on every rank if the ranks' epochs differ in their number of batches: some
+    ranks would wait for the others at the end of an epoch. All ranks must call it."""
     import torch.distributed as dist
 
     if dist.is_initialized() and (group := dist.group.WORLD) is not None:
@@ -36,15 +35,15 @@ def check_lengths(loader: Loader, split: Split) -> None:
 
 
 class Positions:
-    """An iterator over a loader's epochs, as long as they have batches, that remembers its state
-    per batch.
+    """An iterator over the batches of a loader's epochs, which ends when the epochs have no more
+    batches. It remembers the loader's state after each batch.
 
-    TrainPipelineSparseDist holds up to three batches that are read and not yet trained; a
-    checkpoint must name the position after the last one trained.
+    TrainPipelineSparseDist holds up to three batches that are read but not yet trained; a
+    checkpoint must have the position after the last trained one.
     """
 
     def __init__(self, loader: Loader, steps: int) -> None:
-        """Yield at most `steps` batches: what the pipeline may read in all."""
+        """It yields at most `steps` batches, which is how many the pipeline may read in all."""
         if not isinstance(loader, PeriodLoader) and len(loader) == 0:
             raise DataError(
                 "the train split has fewer rows than one step takes (batch_size times ranks): "
@@ -55,24 +54,24 @@ class Positions:
         self._loader = loader
         self._left = steps
         self._empty = 0
-        """Epochs without a batch, one after the other: data that grow may end."""
+        """How many epochs in a row had no batch: data that grow may end."""
         self._batches = self._endless()
         self._ahead: deque[dict[str, Any]] = deque()
         self._first = True
-        """Whether no batch was read yet."""
+        """Whether no batch has been read yet."""
         self.state: dict[str, Any] = self._state(checked=True)
         """The loader's state after the last trained batch."""
         self.waited = 0.0
-        """Seconds in which the loader was waited for."""
+        """Seconds spent waiting for the loader."""
 
     @property
     def read_seconds(self) -> Mapping[str, float]:
-        """Seconds of each part of reading so far; none where the loader does not say it."""
+        """Seconds of each part of reading so far; empty if the loader does not measure them."""
         return getattr(self._loader, "read_seconds", {})
 
     @property
     def over(self) -> bool:
-        """Whether the data have ended, and all batches of them are trained."""
+        """Whether the data have ended and all their batches are trained."""
         return self._empty > 1 and not self._ahead
 
     def _endless(self) -> Iterator[Batch]:
@@ -115,18 +114,17 @@ class Positions:
                     f"{shown(state)}, which a checkpoint cannot keep as JSON. Return a mapping "
                     "of numbers, texts, lists and mappings."
                 )
-        # A loader may go on counting in the mapping that it gives.
+        # The loader may keep counting in the mapping that it returned.
         return cast("dict[str, Any]", copy.deepcopy(state))
 
     def trained(self) -> None:
-        """The oldest batch in flight has been trained."""
+        """Note that the oldest batch in flight has been trained."""
         self.state = self._ahead.popleft()
 
 
 @contextmanager
 def closing(loader: Loader) -> Iterator[Loader]:
-    """Close a loader in the end, however that comes; one that was written without a `close` needs
-    none."""
+    """Close the loader at the end, also after an error; a loader may have no `close`."""
     try:
         yield loader
     finally:

@@ -1,4 +1,4 @@
-"""The registry of a checkpoint against that of the job which resumes it: what may be otherwise."""
+"""Compares a checkpoint's registry with that of the job that resumes it: what may differ."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "
 """Registry keys that a resumed job may not change."""
 
 RATES = ("tables_lr", "dense_lr")
-"""Options of train.optimizer that a resumed job may change: no state depends on them."""
+"""Options of train.optimizer that a resumed job may change, since no state depends on them."""
 
 
 def check_ranks(path: Path, before: int, now: int) -> None:
-    """`RegistryError` where so many ranks made the checkpoint, and this job has another number."""
+    """`RegistryError` if `before` ranks made the checkpoint, and this job has another number."""
     if before != now:
         raise RegistryError(
             f"{path}: was made by {so_many(before, 'rank')}, this job has {now}: resume with "
@@ -40,8 +40,8 @@ def check_ranks(path: Path, before: int, now: int) -> None:
 def check_registry(
     path: Path, before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]
 ) -> None:
-    """`RegistryError` where the registry says otherwise what the checkpoint's state depends on.
-    Options of the dataset that are `free` may change."""
+    """`RegistryError` if the registry has changed something on which the checkpoint's state
+    depends. The dataset's options in `free` may change."""
     for key in SAME:
         if _decides(key, before, free) != _decides(key, now, free):
             raise RegistryError(
@@ -65,7 +65,7 @@ def check_registry(
 
 
 def _decides(key: str, registry: Mapping[str, Any], free: Collection[str]) -> Any:
-    """What a key of a registry says that must stay."""
+    """The part of a key's value in a registry that may not change."""
     value = registry.get(key)
     if key == "dataset" and isinstance(value, Mapping):
         return {name: one for name, one in value.items() if name not in free}
@@ -73,7 +73,7 @@ def _decides(key: str, registry: Mapping[str, Any], free: Collection[str]) -> An
 
 
 def new_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """The rates that are others than before, in words."""
+    """The rates that have changed, in words."""
     for name in RATES:
         old, new = (_rate(name, one) for one in (before, now))
         if old != new:
@@ -94,18 +94,18 @@ def rates_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Rat
 
 
 def _rate(name: str, registry: Mapping[str, Any]) -> Any:
-    """A rate that a registry says, be it by default."""
+    """The rate that a registry names, or the default."""
     named = registry.get("train", {}).get("optimizer") or {}
     return named.get(name, getattr(OptimizerSettings(), name))
 
 
 def have_same_end(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a run ends when it would have ended then."""
+    """Whether a run ends when it would have ended before."""
     return _end(before) == _end(now)
 
 
 def have_same_planner(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether replicas are given by the same planner, at the same options."""
+    """Whether the same planner, with the same options, places replicas."""
     return all(before.get(slot) == now.get(slot) for slot in ("sharding", "cache"))
 
 

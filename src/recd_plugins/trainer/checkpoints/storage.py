@@ -1,10 +1,10 @@
-"""torch.distributed.checkpoint on disk without pickle, its tensors in pieces.
+"""torch.distributed.checkpoint on disk without pickle, with tensors in pieces.
 
 The stock `FileSystemWriter` pickles the file that says which tensor lies where. `JsonWriter` and
 `JsonReader` write and read it as JSON; the tensors themselves are loaded with `weights_only`.
-torch.distributed.checkpoint reads a stored tensor whole before it copies from it, and copies a
-tensor that is a view, as fbgemm's tables are of a kernel's, before it writes it. Here both go
-piece by piece, so a table may be larger than memory.
+torch.distributed.checkpoint reads a stored tensor whole before it copies from it. Before it writes
+a tensor that is a view, it copies it; fbgemm's tables are views of a kernel's tensor. Here a tensor
+is read piece by piece and a view is written without a copy, so a table may be larger than memory.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ __all__ = ["FileSlice", "JsonReader", "JsonWriter", "alone", "read_into"]
 METADATA = "metadata.json"
 
 PIECE = 1 << 20
-"""Bytes in memory at a time, or one row if that is more."""
+"""Bytes in memory at a time; one row if that is more."""
 
 
 class JsonWriter(FileSystemWriter):
-    """Writes tensors as DCP does, and `metadata.json` beside them. Only tensors are taken."""
+    """Writes tensors as DCP does, and `metadata.json` beside them. It takes only tensors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -61,8 +61,8 @@ class JsonWriter(FileSystemWriter):
         try:
             return super().write_data(plan, cast("SavePlanner", _Alone(planner)))
         except RuntimeError as error:
-            # torch's archive says that its file came out short; what other ranks get to hear of an
-            # error is not what it came of.
+            # torch's archive reports that its file is too short, not why. Other ranks would get
+            # only this error, not its cause.
             cause = error.__cause__ or error.__context__
             raise cause if isinstance(cause, OSError) else error from None
 
@@ -79,7 +79,7 @@ class JsonWriter(FileSystemWriter):
 
 
 class JsonReader(FileSystemReader):
-    """Reads what `JsonWriter` wrote, onto any plan and world size."""
+    """Reads what `JsonWriter` wrote, for any plan and world size."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -115,7 +115,7 @@ class JsonReader(FileSystemReader):
 
 
 class _Alone:
-    """The part of a planner that a writer asks: it resolves tensors, uncopied."""
+    """The part of a planner that a writer uses: it resolves tensors without a copy."""
 
     def __init__(self, planner: SavePlanner) -> None:
         self._planner = planner
@@ -202,8 +202,8 @@ def read_into(
 ) -> None:
     """Fill `target` with the part at `offsets`, of `sizes`, of the tensor that torch.save wrote.
 
-    Rows come piece by piece, where they are stored one after another. A whole tensor is held to the
-    checksum that was written with it.
+    Rows are read piece by piece if they are stored one after another. A tensor that is read whole
+    is checked against the checksum that was written with it.
     """
     # On the meta device: no number is read.
     stored = torch.load(cast("IO[bytes]", file), map_location="meta", weights_only=True)
@@ -226,7 +226,7 @@ def read_into(
             for first in range(0, len(rows), each):
                 count = min(each, len(rows) - first)
                 last = first + count == len(rows)
-                # Up to the next piece; of the last one no more than there is.
+                # Read up to the next piece; the last one ends with its last row.
                 wanted = ((count - 1) * step + extent if last else count * step) * size
                 read = bytearray(numbers.read(wanted))
                 flat = torch.frombuffer(read, dtype=rows.dtype)
@@ -234,11 +234,11 @@ def read_into(
                     flat.as_strided([count, *rows.shape[1:]], rows.stride())
                 )
             if part.numel() == stored.numel():
-                numbers.read()  # to the end, where the checksum is compared
+                numbers.read()  # zipfile compares the checksum at the end
 
 
 def alone(tensor: Tensor) -> Tensor:
-    """The same numbers, as a tensor that is all of its storage, where that needs no copy."""
+    """The same numbers, as a tensor that fills its storage, if this needs no copy."""
     storage = tensor.untyped_storage()
     if not tensor.is_cpu or not tensor.is_contiguous() or len(storage) == tensor.nbytes:
         return tensor

@@ -1,4 +1,4 @@
-"""The version that wrote a checkpoint: where this one refuses it, both are named."""
+"""The version that wrote a checkpoint: if this version refuses it, the error names both."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from recd_plugins.errors import DataError, RegistryError, shown
 __all__ = ["VERSION", "naming_version"]
 
 VERSION = "recd_plugins"
-"""The key of job.json; checkpoints from before it was there have none."""
+"""The key of job.json for the version; checkpoints of older versions lack it."""
 
 
 @contextmanager
 def naming_version(saved: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an error which says that a job is not what its checkpoint is for names the version
-    that wrote the checkpoint, where that is another one: it may have kept the same thing in another
-    way. `saved` is the content of job.json."""
+    """Inside, an error that a job does not fit its checkpoint also names the version that wrote the
+    checkpoint, if that is another one: it may have kept the same thing in another way. `saved` is
+    the content of job.json."""
     try:
         yield
     except (DataError, RegistryError) as error:

@@ -1,5 +1,5 @@
-"""The weights of a run's checkpoint in a plain model, by one process, to serve and to export; and
-all that it has of tensors, for whoever loads by torch.distributed.checkpoint."""
+"""Loads the weights of a run's checkpoint into a plain model, in one process, to serve or export
+it; and reads all tensors of a checkpoint for torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["checkpoint_reader", "load_weights"]
 
 
 def checkpoint_reader(run: str | Path) -> StorageReader:
-    """The `storage_reader` by which `torch.distributed.checkpoint.load` reads the latest checkpoint
-    of a run, or the one named, onto any plan and ranks. Names and shapes are those of
+    """The `storage_reader` with which `torch.distributed.checkpoint.load` reads the latest
+    checkpoint of a run, or the one named, for any plan and ranks. Names and shapes are those of
     `read_metadata().state_dict_metadata`: `model.NAME` and `optimizer.NAME/STATE`.
     """
     path = checkpoint_of(Path(run))
@@ -30,9 +30,9 @@ def checkpoint_reader(run: str | Path) -> StorageReader:
 
 
 def load_weights(model: nn.Module, run: str | Path) -> int:
-    """Fill a model that no rank has sharded, as `stack.model()`, from the latest checkpoint of a
-    run, or from the one named; the step of it. Parameters on the meta device become the CPU's.
-    A notice names weights that the model has no place for.
+    """Fill an unsharded model, such as `stack.model()`, from the latest checkpoint of a run, or
+    from the one named; returns the checkpoint's step. Parameters on the meta device move to the
+    CPU. A notice names weights that the model has no place for.
     """
     path = checkpoint_of(Path(run))
     check_whole(path)
@@ -65,7 +65,7 @@ def load_weights(model: nn.Module, run: str | Path) -> int:
             NoticeWarning,
             stacklevel=2,
         )
-    with warnings.catch_warnings():  # that this is one process, which is what it is for
+    with warnings.catch_warnings():  # torch warns of a single process, which is meant here
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.load(dict(tensors), storage_reader=reader, no_dist=True)
     extra = {name[6:]: one for name, one in tensors.items() if name.endswith(EXTRA)}
