@@ -1,1 +1,1 @@
-"""The measures of a run: metrics, what a step costs, runs side by side."""
+"""The measures of a run: its metrics, the cost of a step, and runs side by side."""

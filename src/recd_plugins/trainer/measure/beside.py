@@ -1,4 +1,4 @@
-"""A forecast beside the fact, in numbers and in words; and why they part."""
+"""A forecast beside the fact, in numbers and in words, and the reason if they differ."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Beside:
     unit: str
     """`share`, `bytes`, `factor`, `ms` or `batches`."""
     forecast: float | None
-    """None where nobody could say."""
+    """None if there could be no forecast."""
     interval: tuple[float, float] | None = None
     fact: float
     note: str = ""
-    """The reason where they part, and what to do."""
+    """The reason if they differ, and what to do."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Beside:
-        """The forecast that `values` wrote."""
+        """The forecast whose `values` these are."""
         interval = values["interval"]
         kept = {name: values[name] for name in ("what", "unit", "forecast", "fact", "note")}
         return cls(**kept, interval=interval and (interval[0], interval[1]))
@@ -42,7 +42,7 @@ class Beside:
 
     @property
     def parted(self) -> bool:
-        """Whether the fact is outside of the interval and off by more than `PARTED`."""
+        """Whether the fact is outside the interval and off by more than `PARTED`."""
         if self.forecast is None:
             return False
         low, high = self.interval or (self.forecast, self.forecast)
@@ -68,7 +68,7 @@ class Beside:
 
 
 def lines(found: Sequence[Beside]) -> Iterator[str]:
-    """A table, and what to do where forecast and fact part."""
+    """A table, and what to do if forecast and fact differ."""
     if found:
         header = ("forecast beside fact", "forecast", "fact")
         yield from aligned([header, *(one.words for one in found)], named=1)
@@ -76,7 +76,7 @@ def lines(found: Sequence[Beside]) -> Iterator[str]:
 
 
 def why_parted(found: Sequence[Beside]) -> Iterator[str]:
-    """The notes."""
+    """The notes, each in a line."""
     for one in found:
         if one.note:
             parted = f"{one.what}: forecast and fact part: " if one.parted else ""

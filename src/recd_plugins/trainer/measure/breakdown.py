@@ -1,7 +1,7 @@
-"""A profile as a breakdown: which part of the step each moment of it went to.
+"""Breaks a profile down into the parts of a step, and says which part each moment belongs to.
 
-A moment belongs to the innermost range or operator that has a part; a backward node to the part
-of the forward operator that made it, which it shares a sequence number with.
+A moment belongs to the innermost range or operator that has a part. A backward node belongs to the
+part of the forward operator that made it: both have the same sequence number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PARTS = {
     "optimizer": "the dense optimizer",
     "other": "all else: Python around the pipeline; on CUDA, the device idle",
 }
-"""The parts of a step, and what each holds."""
+"""The parts of a step, and what each includes."""
 
 _RULES = [
     (re.compile(pattern, re.IGNORECASE), part)
@@ -53,7 +53,7 @@ _RULES = [
         (r"^## (forward|backward)", "dense"),
     )
 ]
-"""How TorchRec, fbgemm and torch name what they do; the first that fits."""
+"""The names that TorchRec, fbgemm and torch use, and the part of each; the first match counts."""
 
 _WAITS = re.compile(r"wait\(\) ##$|^## (backward|wait_sparse_data_dist)|^\w+Backward$")
 _COLLECTIVE = re.compile(r"^(gloo|nccl)")
@@ -61,24 +61,24 @@ _NODE = "autograd::engine::evaluate_function: "
 
 
 class Span(NamedTuple):
-    """Something that a profiler saw, in seconds of its clock."""
+    """A range, operator or kernel that a profiler recorded, in seconds of the profiler's clock."""
 
     name: str
     start: float
     end: float
     thread: int = 0
     in_flight: bool = False
-    """Whether it runs beside its thread, as gloo's collectives do."""
+    """Whether it runs beside its thread, like gloo's collectives."""
     sequence: int = -1
     """The autograd sequence number of an operator and of the node that it made."""
     forward_thread: int = 0
     """The thread of the operator that made a backward node."""
     kernels: float = 0.0
-    """Seconds of the device kernels that it launched itself, collectives' left out."""
+    """Seconds of the device kernels that it launched itself, without those of collectives."""
 
 
 class _Piece(NamedTuple):
-    """A moment in which a span was the innermost of its thread."""
+    """A time in which a span was the innermost of its thread."""
 
     span: Span
     part: str
@@ -87,14 +87,14 @@ class _Piece(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for a collective, which is exposed while it is in flight."""
+        """Whether it waits for a collective; the wait is exposed while one is in flight."""
         return self.part in ("exchange", "dense") and bool(_WAITS.search(self.span.name))
 
 
 def breakdown(spans: Iterable[Span]) -> dict[str, float]:
-    """Seconds of each part: of the time within `STEP`, on the thread that has it; they add up.
+    """The seconds of each part within `STEP`, on the thread of the step; they add up to its time.
 
-    What is waited for is `exposed` where a collective is in flight meanwhile.
+    Waiting is `exposed` while a collective is in flight.
     """
     spans = list(spans)
     (main,) = {span.thread for span in spans if span.name == STEP}
@@ -103,7 +103,7 @@ def breakdown(spans: Iterable[Span]) -> dict[str, float]:
     found = dict.fromkeys(PARTS, 0.0)
     for piece in _pieces(spans):
         if piece.span.thread != main or not any(a <= piece.start < b for a, b in steps):
-            continue  # an evaluation, say
+            continue  # for example an evaluation
         exposed = 0.0
         if piece.waits:
             exposed = _overlap((piece.start, piece.end), flights)
@@ -113,7 +113,8 @@ def breakdown(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def lane(spans: Iterable[Span], step: Span) -> Iterator[tuple[str, float, float]]:
-    """The work of the step's thread within it: part, start and end, as `breakdown` adds them up."""
+    """The work of the step's thread within the step, as `breakdown` adds it up: part, start and
+    end."""
     spans = list(spans)
     flights = _flights(spans)
     for piece in sorted(_pieces(spans), key=lambda one: one.start):
@@ -132,7 +133,8 @@ def lane(spans: Iterable[Span], step: Span) -> Iterator[tuple[str, float, float]
 
 
 def collectives_of(spans: Iterable[Span], step: Span) -> list[tuple[str, float, float]]:
-    """Each collective that is in flight within the step, as far as it is: name, start and end."""
+    """Each collective in flight within the step: its name, and its start and end, both cut to the
+    step."""
     return sorted(
         (
             (span.name.partition(":")[2] or span.name, max(span.start, step.start), end)
@@ -146,10 +148,11 @@ def collectives_of(spans: Iterable[Span], step: Span) -> list[tuple[str, float, 
 
 
 def device_breakdown(spans: Iterable[Span], device: Iterable[Span]) -> dict[str, float]:
-    """Seconds of each part on a CUDA device, whose kernels are `device`.
+    """The seconds of each part on a CUDA device, whose kernels are `device`.
 
-    A part has the kernels that it launched, `exposed` what collectives' kernels take while no
-    other runs, `other` what no kernel takes. Where kernels overlap the sum exceeds the steps.
+    A part gets the time of the kernels that it launched, `exposed` the time of collectives' kernels
+    while no other kernel runs, and `other` the time without a kernel. If kernels overlap, the sum
+    exceeds the time of the steps.
     """
     spans, device = list(spans), list(device)
     found = dict.fromkeys(PARTS, 0.0)
@@ -166,7 +169,7 @@ def device_breakdown(spans: Iterable[Span], device: Iterable[Span]) -> dict[str,
 
 
 def explain_breakdown(parts: Mapping[str, float]) -> Iterator[str]:
-    """The milliseconds of each part in words, the most first."""
+    """The milliseconds of each part in words, the longest first."""
     whole = sum(parts.values())
     yield f"profile: a step of {whole:,.1f} ms"
     for part, value in sorted(parts.items(), key=lambda one: -one[1]):
@@ -181,13 +184,13 @@ def _flights(spans: Iterable[Span]) -> list[tuple[float, float]]:
 
 
 def _pieces(spans: Iterable[Span]) -> Iterator[_Piece]:
-    """Each thread's time, cut where the innermost span changes; no part, "", where none fits."""
+    """Each thread's time, cut where the innermost span changes; the part is "" if none fits."""
     threads: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if not span.in_flight:
             threads[span.thread].append(span)
     made: dict[tuple[int, int], str] = {}
-    # A forward's thread before those that only run backward nodes.
+    # The thread of the forward comes before threads that only run backward nodes.
     for thread in sorted(threads, key=lambda one: min(span.start for span in threads[one])):
         stack: list[tuple[Span, str]] = []
         now = 0.0
@@ -208,7 +211,8 @@ def _pieces(spans: Iterable[Span]) -> Iterator[_Piece]:
 
 
 def _part(span: Span, outer: str, made: dict[tuple[int, int], str]) -> str:
-    """The part that a span's name fits; a backward node's maker's; else the outer span's."""
+    """The part that a span's name fits; for a backward node that of its forward operator; else that
+    of the outer span."""
     if fits := _part_of(span.name):
         return fits
     if span.name.startswith(_NODE):
@@ -218,7 +222,7 @@ def _part(span: Span, outer: str, made: dict[tuple[int, int], str]) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def _part_of(name: str) -> str:
-    """The part that a name fits by itself; else ""."""
+    """The part that a name fits by itself, or ""."""
     if name == STEP:
         return "other"
     return next((part for pattern, part in _RULES if pattern.search(name)), "")

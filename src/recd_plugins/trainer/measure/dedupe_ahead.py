@@ -1,13 +1,13 @@
-"""The dedupe factor of a run's batches: some of them are read ahead, until it is known.
+"""Forecasts the dedupe factor of a run's batches: some are read ahead, until the factor is known.
 
-Of m of M batches, with n ids of which k are kept, what is kept of an id is r = sum k / sum n, and
-the factor 1 / r: a batch counts by its ids, one without ids not at all. By the rest e = k - r n of
-each batch, r is off by a share of about
+m of M batches are read. Each has n ids, of which k are kept. The share of ids that is kept is
+r = sum k / sum n, and the factor is 1 / r: a batch counts by its ids, and one without ids does not
+count. With the rest e = k - r n of each batch, r is off by a share of about
 
     sqrt((1 - m / M) * m / (m - 1) * sum e^2) / sum k.
 
-Of a slow reader a few batches are all that is read in time: of m below 5 Student's t says how many
-such deviations an interval has.
+A slow reader reads only a few batches in time. If m is below 5, Student's t gives the number of
+such deviations in an interval.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
 __all__ = ["FIRST", "KeptIds", "read_ahead"]
 
 FIRST = 32
-"""Batches that are read before it is asked whether more are needed; of a trainer's own loader,
-those by which the ones after them are forecast."""
+"""Batches that are read before the first check whether more are needed; the first batches of a
+trainer's own loader, from which the later ones are forecast."""
 SURE = 0.02
-"""The share by which the factor may be in doubt before more are read."""
+"""More batches are read while the factor may be off by more than this share."""
 SECONDS = 2.0
-"""After so long no more are read."""
+"""No more batches are read after this time."""
 DEVIATIONS = 2.2
-"""The deviations of an interval, on either side: it holds in nine of ten cases, also of a few
+"""The deviations of an interval to either side: it holds in nine of ten cases, also for a few
 uneven batches."""
 FEW = {2: 6.31, 3: 2.92, 4: 2.35}
-"""Those of so few batches: Student's t at 95%, of one degree of freedom less."""
+"""The deviations for so few batches: Student's t at 95%, with one degree of freedom less than
+batches."""
 LEAST = 0.005
 """A share by which any forecast may be off."""
 
 
 class KeptIds(NamedTuple):
-    """Sums over m batches of n ids each, of which k are kept; numbers add up over ranks."""
+    """Sums over m batches, each with n ids of which k are kept; sums of several ranks add up."""
 
     batches: float = 0.0
-    """m; blocks, where batches are read in such."""
+    """m; the number of blocks if batches are read in blocks."""
     ids: float = 0.0
     kept: float = 0.0
     ids_squared: float = 0.0
@@ -52,11 +53,11 @@ class KeptIds(NamedTuple):
     """The sum of n * k."""
     kept_squared: float = 0.0
     of: float = 0.0
-    """M, those that m were drawn from."""
+    """M, the number from which the m were drawn."""
 
     @classmethod
     def each(cls, counts: Iterable[tuple[int, int]], of: float = 0.0) -> KeptIds:
-        """The sums over (n, k) of batches."""
+        """The sums over the (n, k) of batches."""
         sums = [0.0] * 6
         for ids, kept in counts:
             terms = (1, ids, kept, ids * ids, ids * kept, kept * kept)
@@ -69,11 +70,11 @@ class KeptIds(NamedTuple):
 
     @property
     def factor(self) -> float | None:
-        """None where there are no ids."""
+        """The dedupe factor; None if there are no ids."""
         return self.ids / self.kept if self.kept else None
 
     def off(self, ranks: int = 1) -> float:
-        """The share by which the factor may be off, where so many ranks each have as many
+        """The share by which the factor may be off, if each of `ranks` ranks has as many
         batches."""
         if self.batches < 2 or not self.kept:
             return 0.0 if self.batches and self.batches >= self.of else math.inf
@@ -85,7 +86,7 @@ class KeptIds(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval that the factor will be in; None where nothing is known of it."""
+        """The interval in which the factor will be; None if nothing is known about it."""
         factor, off = self.factor, math.hypot(self.off(), LEAST)
         if factor is None or off >= 1:
             return None
@@ -93,10 +94,10 @@ class KeptIds(NamedTuple):
 
 
 def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptIds:
-    """The ids that this rank's batches show: drawn from the first `steps` of the epoch, or from all
-    of it.
+    """The ids of some of this rank's batches, drawn from the first `steps` of the epoch, or from
+    the whole epoch.
 
-    A loader that can `Spread` them alone can be read ahead; of any other nothing is known.
+    Only a loader that is a `Spread` can be read ahead; the sums of any other are empty.
     """
     if not isinstance(loader, Spread):
         return KeptIds()

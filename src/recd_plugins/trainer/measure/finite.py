@@ -1,7 +1,7 @@
 """The first loss of a run that is not finite, and its cause.
 
-`FiniteLosses` keeps the batches that led to it; `FiniteInputs` names the columns that brought NaN
-or infinity. Where none did, the weights are the cause.
+`FiniteLosses` keeps the batches that led to it; `FiniteInputs` names the columns that had NaN or
+infinity. If none had, the weights are the cause.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ __all__ = [
 ]
 
 LAG = 2
-"""Steps after which a loss on a GPU is looked at: it is there by then, and nobody waits for it."""
+"""A loss on a GPU is checked after so many steps, when it is there and needs no waiting."""
 
 
 class FiniteLosses:
-    """Looks at each loss of this rank, and keeps the latest batches until their losses are known.
+    """Checks each loss of this rank, and keeps the latest batches until their losses are known.
 
-    Ranks agree on a stop one step after one of them asks for it, so a rank keeps a batch more, and
-    the one before the first whose loss is not finite: its update may have made the weights so.
+    Ranks agree on a stop one step after one of them asks for it, so a rank keeps one more batch. It
+    also keeps the batch before the first whose loss is not finite: the update by that batch may
+    have made the weights not finite.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,7 +51,7 @@ class FiniteLosses:
         return self._first > 0
 
     def add(self, step: int, batch: Batch, loss: Tensor) -> None:
-        """The batch that made `step`, as it was read, and its loss."""
+        """Take the batch of `step`, as it was read, and its loss."""
         self._batches.append((step, batch))
         finite, event = loss.isfinite(), None
         if self._lag:
@@ -63,7 +64,7 @@ class FiniteLosses:
         self._look(self._lag)
 
     def first(self) -> int:
-        """The first step of any rank whose loss is not finite; 0: there is none. Every rank must
+        """The first step of any rank whose loss is not finite; 0 if there is none. Every rank must
         call it."""
         self._look(0)
         never = 2**31 - 1
@@ -72,7 +73,8 @@ class FiniteLosses:
         return int(first) % never
 
     def keep(self, folder: Path, step: int) -> str:
-        """Write this rank's batches of `step` and the step before; which files these are."""
+        """Write this rank's batches of `step` and the step before; returns in words which files
+        these are, or why the batches could not be kept."""
         names = []
         rank = dist.get_rank()
         for number, batch in self._batches:
@@ -98,11 +100,11 @@ class FiniteLosses:
 
 
 class FiniteInputs:
-    """Keeps one sum per column and step, which is finite where all of its numbers are."""
+    """Keeps one sum for each column and step, which is finite if all its numbers are."""
 
     def __init__(self, device: torch.device, *, lacking: bool = False) -> None:
-        """`lacking`: labels that some samples lack are not a number there, as they should be.
-        `device`: that of the job, from which collectives take tensors; batches come as they were
+        """`lacking`: whether samples may lack a label, which is then NaN and not an error.
+        `device`: the job's device, where collectives take tensors; batches come as they were
         read."""
         self._device = device
         self._lacking = lacking
@@ -110,7 +112,7 @@ class FiniteInputs:
         self._sums: list[Tensor] = []
 
     def add(self, step: int, batch: Batch) -> None:
-        """A batch as it was read, the one that makes `step`."""
+        """Take the batch of `step`, as it was read."""
         labels = batch.labels.nansum() if self._lacking else batch.labels.sum()
         rest = torch.stack([labels, batch.weights.sum()])
         self._steps.append(step)
@@ -121,9 +123,9 @@ class FiniteInputs:
         self._sums.clear()
 
     def culprit(self, dense: Sequence[str]) -> str:
-        """The first step whose batch, on any rank, held what is not finite, and the columns.
+        """The first step whose batch had numbers that are not finite on any rank, and the columns.
 
-        Nothing where all was finite. `dense`: the columns' names. Every rank must call it.
+        Empty if all numbers were finite. `dense`: the columns' names. Every rank must call it.
         """
         if not self._sums:
             return ""

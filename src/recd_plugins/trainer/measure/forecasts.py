@@ -1,8 +1,8 @@
-"""The facts of training beside what was forecast: coverage, bytes, dedupe factor, time, hot
+"""Sets the facts of training beside their forecasts: coverage, bytes, dedupe factor, time, hot
 batches.
 
-`Facts` counts what batches turn out to be. `ForecastMeter` has a run of `recd train` say at its end
-what was forecast of it, and what came.
+`Facts` counts the batches that come. `ForecastMeter` has a run of `recd train` report at its end
+what was forecast and what came.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["ONE_IN", "Facts", "ForecastMeter"]
 
 ONE_IN = 8
-"""Batches of which one is looked at for the lookups that tiers serve."""
+"""One batch in so many has its lookups counted by tier."""
 
 CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
 
 
 class Facts:
-    """The batches of this rank as they turn out to be, and what its planner forecast of them."""
+    """Counts the batches of this rank, and compares them with what its planner forecast."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
@@ -49,18 +49,18 @@ class Facts:
         self._tiers: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
         """The rows of each tier, ascending, by table."""
         self._served: dict[str, np.ndarray[Any, Any]] = {}
-        """The lookups by table [3]: those that each tier serves, and all."""
+        """The lookups of each table [3]: those that each of the two tiers serves, and all."""
         self.batches = self.hot = 0
-        """The batches that were trained, and the hot ones among them."""
+        """The number of trained batches, and of the hot ones among them."""
         self.ahead = KeptIds()
-        """The ids of the batches that the dedupe factor is forecast by."""
+        """The ids of the batches from which the dedupe factor is forecast."""
         self.came = KeptIds()
-        """The ids of the batches of training."""
+        """The ids of the trained batches."""
         self.hot_ahead: float | None = None
-        """The share of batches that is to be hot."""
+        """The forecast share of hot batches; None without a forecast."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, for a run that goes on."""
+        """The counts, for a run that is resumed."""
         return {
             "batches": self.batches,
             "hot": self.hot,
@@ -71,7 +71,7 @@ class Facts:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another one counted."""
+        """Go on from the counts of another one."""
         self.batches, self.hot = state["batches"], state["hot"]
         self.ahead, self.came = KeptIds(*state["ahead"]), KeptIds(*state["came"])
         self.hot_ahead = state["hot_ahead"]
@@ -86,11 +86,11 @@ class Facts:
         parts: Mapping[str, float],
         step_ms: float = 0.0,
     ) -> list[Beside]:
-        """Forecasts beside the facts of all ranks, each of which calls it.
+        """Forecasts beside the facts of all ranks; every rank must call it.
 
-        `traffic`: bytes that a rank hands to each collective in a step, of which `dense` are
-        gradients of dense parameters; `parts`: ms of a step's parts; `step_ms`: those of a step.
-        All are of all ranks already.
+        `traffic`: the bytes that a rank hands to each collective in a step, of which `dense` are
+        gradients of dense parameters; `parts`: the ms of a step's parts; `step_ms`: the ms of a
+        step. All of these are over all ranks already.
         """
         names, ranks = sorted(self._rows()), dist.get_world_size(self._stack.group)
         mine = [self.batches, self.hot, *self.ahead, *self.came]
@@ -113,7 +113,7 @@ class Facts:
         ]
 
     def _rows(self) -> Mapping[str, Any]:
-        """The features of each table that has replicas."""
+        """The counted lookups, with their features, of each table that has replicas."""
         planner = self._planner
         if not isinstance(planner, TierPlanner) or planner.tier_plan is None:
             return {}
@@ -169,13 +169,13 @@ class Facts:
                 yield dataclasses.replace(one, note=self._why_served(one)) if one.parted else one
 
     def _coverage_of_file(self, name: str, hot: float, warm: float) -> Iterator[Beside]:
-        """What the tiers of a plan that was saved serve: nobody forecast it for these batches."""
+        """What the tiers of a saved plan serve, which was not forecast for these batches."""
         planner = self._planner
         assert isinstance(planner, TierPlanner)
         assert planner.tier_plan is not None
         table, num_rows = planner.tier_plan.tables[name], planner.found[name].num_rows
         left = num_rows, 1.0
-        """The rows that no earlier tier has, and the share of lookups that they have."""
+        """The number of rows that no earlier tier has, and their share of the lookups."""
         for tier, rows, share in (("DP", table.replicated, hot), ("Flex", table.per_node, warm)):
             if not len(rows):
                 continue
@@ -191,7 +191,7 @@ class Facts:
                 unit="share",
                 forecast=None,
                 fact=float(share),
-                # Rows that are all that is left have every lookup, however cold they are.
+                # If no other rows are left, these have all lookups, however cold they are.
                 note=note if len(rows) < others and share * others < of * len(rows) else "",
             )
 
@@ -214,7 +214,8 @@ class Facts:
 
     @property
     def _whole_ledger(self) -> Ledger | None:
-        """The ledger of a plan that has priced every table: bytes and times are of all of them."""
+        """The ledger, if the plan priced every table, since bytes and times are those of all
+        tables; else None."""
         planner = self._planner
         if not isinstance(planner, TierPlanner) or planner.report is None:
             return None
@@ -222,7 +223,7 @@ class Facts:
         return ledger if planner.every <= ledger.tables.keys() else None
 
     def _bytes(self, traffic: Mapping[str, float], dense: float) -> Iterator[Beside]:
-        """The bytes of all collectives: those of tables, and `dense` gradients."""
+        """The bytes of all collectives: those of tables, and those of `dense` gradients."""
         ledger = self._whole_ledger
         if ledger is None or not traffic:
             return
@@ -239,8 +240,8 @@ class Facts:
         yield dataclasses.replace(one, note=note) if one.parted else one
 
     def _time(self, parts: Mapping[str, float]) -> Iterator[Beside]:
-        """The time that the ledger has a step's exchange and lookups take; under the profiler alone
-        is it known what they took."""
+        """The time that the ledger forecasts for a step's exchange and lookups; only the profiler
+        measures what they took."""
         ledger = self._whole_ledger
         if ledger is None or not parts:
             return
@@ -254,7 +255,7 @@ class Facts:
         yield dataclasses.replace(one, note=note) if one.parted else one
 
     def _step(self, ms: float) -> Iterator[Beside]:
-        """The time of a whole step, where the registry says what `recd advise` forecast."""
+        """The time of a whole step, if the registry has the forecast of `recd advise`."""
         forecast = self._stack.registry.train.forecast_ms
         if not forecast or not ms:
             return
@@ -316,7 +317,7 @@ def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
 
 
 def _within(ids: Any, rows: Any) -> int:
-    """The number of ids that are among rows, which rise."""
+    """The number of ids that are among the rows, which are ascending."""
     if not len(rows):
         return 0
     at = np.minimum(np.searchsorted(rows, ids), len(rows) - 1)
@@ -324,11 +325,12 @@ def _within(ids: Any, rows: Any) -> int:
 
 
 class ForecastMeter(Callback):
-    """Counts what tiers serve and which batches are hot, and says at the end what was forecast.
+    """Counts what tiers serve and how many batches are hot, and reports at the end what was
+    forecast.
 
-    Of one trained batch in `ONE_IN` the lookups are counted by tier: some
-    milliseconds, and no collective before the end. Bytes and times are those that the run's
-    `CostMeter` left in the summary.
+    The lookups of one trained batch in `ONE_IN` are counted by tier, which takes some milliseconds.
+    There is no collective before the end. Bytes and times come from the run's `CostMeter`, by the
+    summary.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -337,8 +339,8 @@ class ForecastMeter(Callback):
         self._lot = np.random.default_rng(0)  # windows of hot batches have a period
 
     def at_start(self, training: Training) -> None:
-        """Read some of the batches that will be delivered: what they show of deduplication, and of
-        hot samples."""
+        """Read some of the batches that will be delivered, to forecast the dedupe factor and the
+        hot batches."""
         stack, planner = self._stack, self._stack.planner()
         orders = isinstance(planner, OrdersBatches) and stack.ordered
         if not orders and not stack.registry.chosen("dedup"):
@@ -353,7 +355,7 @@ class ForecastMeter(Callback):
             self._facts.hot_ahead = planner.hot_to_come(some, training.world_size)
 
     def after_step(self, training: Training) -> None:
-        """Count what was trained; what is only read ahead, a resumed run reads again."""
+        """Count the trained batch; a resumed run reads again what was only read ahead."""
         batch, facts = training.batch, self._facts
         assert batch is not None
         facts.batches += 1
@@ -371,7 +373,8 @@ class ForecastMeter(Callback):
         self._lot.bit_generator.state = state["lot"]
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
-        """Every rank calls it: the counts are those of all."""
+        """Report forecasts and facts; every rank must call it, since the counts are of all
+        ranks."""
         cost = summary.get("cost") or {}
         traffic = cost.get("traffic") or {}
         found = self._facts.beside(

@@ -1,7 +1,7 @@
-"""A rank's memory: its peak, and whose it is.
+"""A rank's memory: its peak, and who owns how much of it.
 
-The owners are tables, their optimizer, replicas, dense parameters and the rest. The peak is that of
-the device where that counts, else of what is resident.
+The owners are tables, their optimizer, replicas, dense parameters and the rest. The peak is the
+device's on CUDA, and that of the resident set on the CPU.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ OWNERS = (
     *("tables", "table optimizer", "replicas", "dense", "gradients", "dense optimizer"),
     OTHER,
 )
-"""Whose memory it can be: rows of tables at home on the rank, the fused optimizer's state of these,
-copies of hot rows and their state, dense parameters and buffers, gradients of these as they lie
-after a step, the dense optimizer's state; and what is left of the peak."""
+"""The owners of memory: rows of tables at home on the rank, the fused optimizer's state of these,
+copies of hot rows and their state, dense parameters and buffers, their gradients as they are after
+a step, the dense optimizer's state; and the rest of the peak."""
 
 
 def memory_owners(model: nn.Module, dense: Optimizer) -> dict[str, int]:
-    """Bytes that lie on this rank, by owner but `OTHER`; what is shared counts for the first."""
+    """The bytes on this rank by owner, without `OTHER`; a storage that owners share counts for the
+    first of them."""
     seen: set[int] = set()
     parameters = list(model.parameters())
     kernels = list(kernel_tensors(model))
@@ -63,12 +64,12 @@ def _replicas(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _plain(values: Iterable[object]) -> Iterator[Tensor]:
-    """Tensors that lie here: sharded ones are views of what kernels have."""
+    """The tensors that are not sharded; sharded ones are views of the kernels' tensors."""
     return (one for one in values if type(one) in (Tensor, nn.Parameter))  # type: ignore[misc]
 
 
 def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
-    """The bytes of the storages that were not seen before."""
+    """The bytes of the tensors' storages that are not in `seen` yet."""
     found = 0
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.is_meta:
@@ -81,10 +82,10 @@ def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
 
 
 class PeakMemory:
-    """The peak since it was made, in bytes.
+    """The peak of memory since it was made, in bytes.
 
-    On CUDA what torch's allocator has handed out; on the CPU the resident set (Linux: since
-    `clear_refs` was written; where that cannot be, since the process started).
+    On CUDA this is what torch's allocator has handed out. On the CPU it is the resident set; on
+    Linux since `clear_refs` was written, or since the process started if that cannot be written.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,7 +94,7 @@ class PeakMemory:
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
             self.level = torch.cuda.memory_allocated(device)
-            """The bytes that were in use when it was made."""
+            """The bytes in use when it was made."""
         else:
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS
@@ -110,7 +111,7 @@ class PeakMemory:
 
 
 def _status(field: str) -> int | None:
-    """Linux's own count, in bytes; None on other systems."""
+    """Linux's own count of this process, in bytes; None on other systems."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{field}:"):

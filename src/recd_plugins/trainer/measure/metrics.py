@@ -1,4 +1,4 @@
-"""Loss, normalised entropy, AUC, squared error over a stretch of steps."""
+"""Loss, normalised entropy, AUC and squared error over several steps."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ ETA = 1e-12
 """Predictions are kept this far from 0 and 1, as TorchRec does."""
 
 CALIBRATION_BINS = 20
-"""Bins of alike many samples, by their prediction, whose labels are set beside it."""
+"""Bins of equally many samples, ordered by prediction; each compares predictions with labels."""
 
 AUC_SAMPLES = 131_072
-"""The latest samples per rank whose AUC a training window reports."""
+"""How many of the latest samples per rank count for the AUC of a training window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The metrics of the samples that all ranks saw together."""
+    """The metrics of the samples of all ranks together."""
 
     loss: float
-    """Mean of the ranks' losses over the steps; over the samples, where all are kept."""
+    """Mean of the ranks' losses over the steps; over the samples if all samples are kept."""
     ne: float
-    """Normalised entropy: cross entropy over that of the mean label; below 1 is learning. Not a
-    number where only one class was seen."""
+    """Normalised entropy: cross entropy over that of the mean label; below 1 is learning. NaN if
+    only one class was seen."""
     auc: float
-    """Area under the ROC curve; 0.5 where only one class was seen."""
+    """Area under the ROC curve; 0.5 if only one class was seen."""
     samples: int
     """Samples of weight above 0."""
 
 
-# TorchRec's formulas, to the bit but for the AUC's. To import its own takes a rank 1.2 s and 33
-# MiB, most of it matplotlib's, which nothing there draws with.
+# These are TorchRec's formulas, equal to the bit except for the AUC. Importing TorchRec's own takes
+# a rank 1.2 s and 33 MiB, mostly for matplotlib, with which nothing there draws.
 
 
 def _sums(predictions: Tensor, labels: Tensor, weights: Tensor) -> Iterator[Tensor]:
@@ -61,7 +61,7 @@ def _sums(predictions: Tensor, labels: Tensor, weights: Tensor) -> Iterator[Tens
 def _normalised_entropy(
     entropy: Tensor, seen: Tensor, positive: Tensor, negative: Tensor
 ) -> Tensor | float:
-    """Cross entropy over that of the mean label; not a number where only one class was seen."""
+    """Cross entropy over that of the mean label; NaN if only one class was seen."""
     if not positive * negative > 0:
         return math.nan
     mean = (positive / seen.clamp(min=ETA)).clamp(min=ETA, max=1 - ETA)
@@ -69,9 +69,11 @@ def _normalised_entropy(
 
 
 def _auc(predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor | float:
-    """The area under the ROC curve, by trapezia from (0, 0) on, with one point for all samples of
-    one prediction, whose pairs so count half; 0.5 where only one class was seen. TorchRec's has a
-    point for each sample, so that it depends on the order of such samples."""
+    """The area under the ROC curve, by trapezia from (0, 0) on; 0.5 if only one class was seen.
+
+    All samples with the same prediction are one point, so their pairs count half. TorchRec's AUC
+    has a point for each sample, so it depends on the order of such samples.
+    """
     if not len(predictions):
         return 0.5
     order = torch.argsort(predictions, descending=True)
@@ -86,7 +88,8 @@ def _auc(predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor | float
 
 
 def _calibration(predictions: Tensor, labels: Tensor, weights: Tensor) -> list[list[float]]:
-    """[mean prediction, mean label, weight] of `CALIBRATION_BINS` bins, predictions rising."""
+    """[mean prediction, mean label, weight] of `CALIBRATION_BINS` bins, by ascending
+    prediction."""
     order = torch.argsort(predictions)
     found = []
     for part in order.tensor_split(min(CALIBRATION_BINS, max(1, len(order)))):
@@ -98,19 +101,19 @@ def _calibration(predictions: Tensor, labels: Tensor, weights: Tensor) -> list[l
 
 
 class MetricsWindow:
-    """Collects outputs step by step; `metrics` joins the ranks and starts anew."""
+    """Collects outputs step by step; `metrics` joins those of all ranks and starts anew."""
 
     def __init__(self, device: torch.device, *, auc_samples: int | None = AUC_SAMPLES) -> None:
         self._device = device
         self._auc_samples = auc_samples
         self.calibration: list[list[float]] = []
-        """The bins of the latest `metrics`, where all samples are kept: `_calibration`."""
+        """The bins (`_calibration`) of the latest `metrics`, if all samples are kept."""
         self._reset()
 
     def _reset(self) -> None:
         self._losses: list[Tensor] = []
         self._sizes: list[Tensor] = []
-        """The samples that each loss is the mean of, where all are kept."""
+        """The number of samples of which each loss is the mean, if all samples are kept."""
         self._outputs: list[tuple[Tensor, Tensor, Tensor]] = []
         self._held = 0
         self._states = torch.zeros(5, dtype=torch.float64, device=self._device)
@@ -123,9 +126,9 @@ class MetricsWindow:
         weights: Tensor,
         size: Tensor | None = None,
     ) -> None:
-        """One step's outputs of this rank: a scalar and three [B]; `size` samples have the loss,
-        by default those of weight above 0."""
-        # Doubles first: a float's sigmoid is 1 from a logit of 17 on.
+        """Take one step's outputs of this rank: a scalar and three [B]. The loss is the mean of
+        `size` samples, by default of those with weight above 0."""
+        # Convert to doubles first: a float's sigmoid is 1 from a logit of 17 on.
         predictions, labels, weights = logits.double().sigmoid(), labels.double(), weights.double()
         counted = (weights > 0).sum()
         self._states += torch.stack([*_sums(predictions, labels, weights), counted])
@@ -141,7 +144,7 @@ class MetricsWindow:
             self._held -= self._outputs.pop(0)[0].numel()
 
     def state_dict(self) -> dict[str, Any]:
-        """The collection of this rank, as JSON takes it: to the bit."""
+        """What this rank has collected, as JSON holds it, exact to the bit."""
         outputs = [torch.stack(one).cpu() for one in self._outputs]
         joined = torch.cat(outputs, 1).numpy().tobytes() if outputs else b""
         return {
@@ -171,7 +174,7 @@ class MetricsWindow:
         """The metrics of all ranks; every rank must call it, after the same steps."""
         losses = torch.stack(self._losses)
         sizes = torch.ones_like(losses)
-        if self._auc_samples is None:  # a batch of padding alone has whatever loss
+        if self._auc_samples is None:  # a batch of only padding may have any loss
             sizes = torch.stack(self._sizes).to(losses)
             losses = losses.where(sizes > 0, 0.0)
         sums = torch.cat([torch.stack([(losses * sizes).sum(), sizes.sum()]), self._states])
@@ -194,7 +197,8 @@ class MetricsWindow:
 
 
 class LabelMetrics:
-    """The metrics of all labels, by name; with several, those of each are `auc/click` and so on."""
+    """The metrics of all labels, by name; with several labels, those of each are `auc/click` and so
+    on."""
 
     def __init__(
         self,
@@ -213,9 +217,9 @@ class LabelMetrics:
         self._samples = torch.zeros(1, dtype=torch.float64, device=self._device)
 
     def add(self, loss: Tensor, outputs: Tensor, labels: Tensor, weights: Tensor) -> None:
-        """One step's outputs of this rank: a scalar, two [B] or [B, T], and [B]."""
+        """Take one step's outputs of this rank: a scalar, two [B] or [B, T], and [B]."""
         self._samples += (weights > 0).double().sum()
-        # Of several labels a sample may lack some: the loss is of those that have one.
+        # A sample may lack labels. The loss is the mean of the samples that have at least one.
         lacking_all = labels.reshape(len(weights), -1).isnan().all(1)
         size = ((weights > 0) & ~lacking_all).sum()
         columns = zip(
@@ -238,7 +242,7 @@ class LabelMetrics:
             window.add(loss, output, target / label.scale, counted, size)
 
     def state_dict(self) -> dict[str, Any]:
-        """The collection of this rank, as JSON takes it: to the bit."""
+        """What this rank has collected, as JSON holds it, exact to the bit."""
         return {
             "windows": [window.state_dict() for window in self._windows],
             "errors": self._errors.tolist(),
@@ -255,7 +259,7 @@ class LabelMetrics:
     def metrics(self) -> dict[str, float]:
         """The metrics of all ranks; every rank must call it, after the same steps.
 
-        `ne` and `auc` are those of the first label that is no regression; not a number without.
+        `ne` and `auc` are those of the first label that is not a regression; NaN if there is none.
         """
         found = [window.metrics() for window in self._windows]
         sums = torch.cat([self._errors.flatten(), self._samples])
@@ -280,14 +284,15 @@ class LabelMetrics:
 
     @property
     def calibration(self) -> dict[str, list[list[float]]]:
-        """The calibration of the latest `metrics` of all samples, by label that is no regression:
-        mean prediction, mean label and weight of bins of alike many samples, predictions rising."""
+        """The calibration of the latest `metrics` of all samples, for each label that is not a
+        regression: mean prediction, mean label and weight of bins of equally many samples, by
+        ascending prediction."""
         both = zip(self._labels, self._windows, strict=True)
         return {label.name: window.calibration for label, window in both if ranks(label)}
 
 
 def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The collections of several ranks' `LabelMetrics`, as the state of one."""
+    """What the `LabelMetrics` of several ranks have collected, as the state of one."""
     windows = []
     for parts in zip(*(state["windows"] for state in states), strict=True):
         outputs = [
@@ -314,7 +319,7 @@ def ranks(label: Label) -> bool:
 
 
 def _gather(mine: Tensor) -> Tensor:
-    """[3, n] of every rank, n differing, side by side."""
+    """The [3, n] of all ranks, whose n may differ, side by side."""
     sizes = [
         torch.zeros(1, dtype=torch.long, device=mine.device) for _ in range(dist.get_world_size())
     ]

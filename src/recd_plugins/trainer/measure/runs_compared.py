@@ -1,4 +1,4 @@
-"""Runs side by side: what lies in their folders, as rows and curves."""
+"""Compares runs: the content of their folders, as rows and curves."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ COLUMNS = {
     "peak_memory_mib": "peak memory, MiB",
     "reading_ms": "reading a batch, ms",
 }
-"""What `row` says of a run, in words."""
+"""The columns of `row`, in words."""
 
 RATES = {"samples_per_second": "train", "step_ms": "cost"}
-"""The columns that are medians over a run's lines of metrics, and the kind of these lines."""
+"""The columns that are medians over a run's lines of metrics, and the kinds of these lines."""
 
 COLORS = ("#9db8d9", "#d9622b", "#4a7c59", "#8a5a9e", "#c9a227", "#3f6ea8", "#a8433f", "#7d7d7d")
 
 
 KEPT = ("summary", "plan", "timeline", "environment")
-"""The files of a run beside its metrics and its registry, without their ending."""
+"""The names of a run's files apart from its metrics and its registry, without their ending."""
 
 LEAST_SPAN = 0.02
-"""What axes span at least, as a share of the largest value that they show."""
+"""The least span of an axis, as a share of the largest value on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +68,17 @@ class RunLog:
 
     name: str
     lines: Sequence[Mapping[str, Any]]
-    """The lines of metrics.jsonl; of the kinds train, test, cost and profile."""
+    """The lines of metrics.jsonl, of the kinds train, test, cost and profile."""
     summary: Mapping[str, Any]
     """Empty until the run has ended."""
     plan: Mapping[str, Any]
-    """As `recd plan --json` prints it, and where TorchRec has the tables."""
+    """The plan as `recd plan --json` prints it, and where TorchRec placed the tables."""
     timeline: Sequence[Mapping[str, Any]]
-    """A profiled step of each rank, where there was one."""
+    """A profiled step of each rank; empty if none was profiled."""
     environment: Mapping[str, Any]
     """Versions, and the machine."""
     registry: str
-    """The text of it."""
+    """The text of registry.yaml; empty if the folder has none."""
     cut_off: bool = False
     """Whether the run has finished, and the last line of its metrics.jsonl has no end."""
 
@@ -91,7 +91,7 @@ class RunLog:
 
 
 def read_run(folder: Path, name: str | None = None) -> RunLog:
-    """The run that lies in `folder`, ended or not."""
+    """The run in `folder`, whether it has ended or not."""
     file = folder / "metrics.jsonl"
     if not file.exists():
         why = "holds no metrics.jsonl, so no run" if folder.exists() else "there is no such path"
@@ -105,7 +105,7 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
         lines = [
             _line(line, number)
             for number, line in enumerate(every, start=1)
-            if line.endswith("\n")  # the last one may yet be written
+            if line.endswith("\n")  # the last one may still be being written
         ]
         kept = {one: _kept(folder / f"{one}.json") for one in KEPT}
         chosen = registry.read_text(encoding="utf-8") if registry.exists() else ""
@@ -137,7 +137,8 @@ def _line(line: str, number: int) -> Mapping[str, Any]:
 
 
 def _kept(file: Path) -> Mapping[str, Any]:
-    """The values that a file of a run holds; a run that older code made lacks some."""
+    """The values in a file of a run; empty if an older version, which lacked the file, made the
+    run."""
     try:
         values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except ValueError as error:
@@ -148,7 +149,7 @@ def _kept(file: Path) -> Mapping[str, Any]:
 
 
 def row(run: RunLog) -> dict[str, float | None]:
-    """The run in numbers: the last of each curve, and what a step costs; keys as `COLUMNS`."""
+    """The run in numbers: the last of each curve, and the cost of a step; keys as in `COLUMNS`."""
     cost = run.summary.get("cost") or {}
     traffic = cost.get("traffic") or {}
     moved = traffic.get("all_to_all")
@@ -170,13 +171,15 @@ def row(run: RunLog) -> dict[str, float | None]:
 
 
 def reading(run: RunLog) -> dict[str, float]:
-    """The milliseconds of each part of reading a batch, where the loader tells them."""
+    """The milliseconds of each part of reading a batch; empty if the loader did not measure
+    them."""
     return dict((run.summary.get("cost") or {}).get("reading_ms") or {})
 
 
 def spread(run: RunLog) -> dict[str, tuple[float, float]]:
-    """The quartiles of a run's rates over its lines of metrics but the first, in which kernels
-    compile and pipelines fill; of fewer than three lines nothing is known."""
+    """The quartiles of a run's rates over its lines of metrics. The first line does not count,
+    since kernels compile and pipelines fill in it. A rate with fewer than three other lines is
+    left out."""
     found = {}
     for key, kind in RATES.items():
         rates = sorted(run.curve(kind, key).values[1:])
@@ -186,7 +189,8 @@ def spread(run: RunLog) -> dict[str, tuple[float, float]]:
 
 
 def draw_curves(runs: Sequence[RunLog], figure: Figure) -> None:
-    """Loss in training, and loss and AUC on the test split, over the steps; a line for each run."""
+    """Draw loss in training, and loss and AUC on the test split, over the steps, with a line for
+    each run."""
     panels = [
         ("train", "loss", "training loss"),
         ("test", "loss", "test loss"),
@@ -199,7 +203,7 @@ def draw_curves(runs: Sequence[RunLog], figure: Figure) -> None:
         drawn: list[Curve] = []
         for index, run in enumerate(runs):
             curve = run.curve(kind, value)
-            # A run that agrees with one before it shows through it: dashes, smaller dots on top.
+            # Two runs that agree are both visible: the later one has dashes and smaller dots.
             axes.plot(
                 curve.steps,
                 curve.values,
@@ -221,8 +225,8 @@ def draw_curves(runs: Sequence[RunLog], figure: Figure) -> None:
 
 
 def _widen(axes: Any, curves: Sequence[Curve]) -> None:
-    """Have the axes show nothing that is less than `LEAST_SPAN` of the values as a difference: one
-    evaluation is a dot beside its value, on axes that begin with the run."""
+    """Widen the axes to at least `LEAST_SPAN` of the values, so that no smaller difference looks
+    large. A single evaluation is a dot beside its value, on axes that begin at step 0."""
     values = [value for curve in curves for value in curve.values]
     low, high = axes.get_ylim()
     least = LEAST_SPAN * max(map(abs, values))

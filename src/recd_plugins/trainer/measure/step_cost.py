@@ -33,10 +33,10 @@ __all__ = [
 _ROUTES = [(to, phase) for to in sorted(set(COLLECTIVES.values())) for phase in PHASES]
 
 RANKS = 64
-"""Ranks of which each has a number of its own in a cost; of those after them the means tell."""
+"""A cost has separate numbers for this many ranks; later ranks count only in the means."""
 
 SPACING = 20
-"""Steps between two that are sampled, at least."""
+"""The least number of steps between two sampled steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,30 +44,30 @@ class StepCost:
     """The cost of a step, over all ranks."""
 
     steps: int
-    """Steps that it covers: those since the last cost."""
+    """The number of steps that it covers: those since the last cost."""
     step_ms: float
-    """Mean over them and over the ranks."""
+    """The time of a step; mean over the steps and the ranks."""
     data_wait: float
-    """The share of it in which a rank waits for its reader; mean over the ranks."""
+    """The share of that time in which a rank waits for its reader; mean over the ranks."""
     dedupe_factor: float | None
     """Ids of a batch's deduplicated features over ids kept; mean over the ranks. None without
-    deduplication, or where no step was sampled."""
+    deduplication, or if no step was sampled."""
     peak_memory_mib: float
-    """The peak of the rank that needed most, so far."""
+    """The peak so far of the rank that needed most."""
     traffic: Traffic = field(default_factory=dict)
-    """Bytes that a rank hands to each collective; mean over the ranks, of a sampled step."""
+    """Bytes that a rank hands to each collective in a sampled step; mean over the ranks."""
     reading_ms: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of each part of reading a step's batch, of whoever does it, beside the step or
-    in it; mean over them and over the ranks. Empty where the loader does not say it."""
+    """Milliseconds of each part of reading a step's batch, whoever reads it, during the step or
+    beside it; mean over the steps and the ranks. Empty if the loader does not measure them."""
     by_rank: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The `step_ms` and `wait_ms` of the first `RANKS` ranks: a step's time, and that of it in
-    which the rank waits for its reader; of a whole run, since it last changed how many ranks it
-    has."""
+    """The `step_ms` and `wait_ms` of the first `RANKS` ranks: a step's time, and how much of it the
+    rank waits for its reader. For a whole run, these count since its number of ranks last
+    changed."""
     sent: Sequence[Sequence[float]] = ()
-    """[R, R] bytes that each of these ranks hands to all-to-alls and sends for each other, and for
-    itself, of a sampled step; empty where none was."""
+    """[R, R] bytes that each of these ranks hands to all-to-alls and sends for each of them, itself
+    included, in a sampled step; empty if no step was sampled."""
     memory_mib: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The memory of these ranks, by owner (`OWNERS`): together the peak so far."""
+    """The memory of these ranks, by owner (`OWNERS`); the owners add up to the peak so far."""
 
     @property
     def seconds(self) -> float:
@@ -87,19 +87,20 @@ class StepCost:
         return f"a step: {'; '.join(parts)}"
 
     def reading(self) -> str:
-        """The seconds that reading a batch takes, part by part."""
+        """The milliseconds that reading a batch takes, part by part, in words."""
         whole = sum(self.reading_ms.values())
         each = ", ".join(f"{part} {value:,.2f}" for part, value in self.reading_ms.items())
         return f"reading a batch: {whole:,.2f} ms of whoever reads: {each}"
 
 
 class CostMeter(Callback):
-    """Measures the steps of a rank, the loader's part in them by `positions`.
+    """Measures the steps of a rank; `positions` gives the loader's part in them.
 
-    Time, waiting and memory are counted always. Traffic and the dedupe factor take some
-    milliseconds, so they are those of one step in `every`, in `SPACING` at most, and of none at
-    the run's ends, where DDP arranges its buckets and the pipeline fills and empties; nor of those
-    that `skips` names. Which ones does not depend on where a run was resumed.
+    Time, waiting and memory are measured in every step. Traffic and the dedupe factor take some
+    milliseconds to count, so they are sampled in one step of `every`, and in at most one step of
+    `SPACING`. Steps at the start and end of the run are not sampled, since DDP arranges its buckets
+    and the pipeline fills and empties in them; nor are the steps that `skips` names. Which steps
+    are sampled does not depend on where a run was resumed.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class CostMeter(Callback):
         skips: Callable[[int], bool] = lambda step: False,
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`before`: the lines of metrics that a resumed run has already."""
+        """`before`: the lines of metrics that a resumed run already has."""
         self._positions = positions
         self._device = device
         self._start = start
@@ -164,7 +165,7 @@ class CostMeter(Callback):
         self._steps += 1
 
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
-        """Adds samples per second; the cost is a line of its own."""
+        """Add samples per second to the metrics, and the cost as a separate line."""
         cost = self.cost(memory_owners(training.model, training.dense))
         self._so_far.add(cost)
         self._rates.append(metrics["samples"] / cost.seconds)
@@ -214,8 +215,8 @@ class CostMeter(Callback):
             self._counter = None
 
     def cost(self, held: Mapping[str, int] | None = None) -> StepCost:
-        """Since the last one; every rank must call it, after the same steps. `held`: bytes of this
-        rank's memory, by owner."""
+        """The cost of the steps since the last cost; every rank must call it, after the same steps.
+        `held`: bytes of this rank's memory, by owner."""
         began = time.perf_counter()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -272,13 +273,14 @@ class CostMeter(Callback):
 
 
 def _cost_of(line: Mapping[str, Any]) -> StepCost:
-    """A line without what older runs did not measure."""
+    """The cost in a line of metrics; a line of an older run may lack some values."""
     names = [one.name for one in dataclasses.fields(StepCost)]
     return StepCost(**{name: line[name] for name in names if name in line})
 
 
 class CostSoFar:
-    """The costs of a run's steps so far: two numbers of each, for a run may have millions."""
+    """Sums up a run's costs so far; it keeps only two numbers of each, since there may be
+    millions."""
 
     def __init__(self) -> None:
         self._times, self._waits = array("d"), array("d")
@@ -316,7 +318,7 @@ class CostSoFar:
                 self._bytes[to, phase] = self._bytes.get((to, phase), 0) + size
 
     def _add_ranks(self, cost: StepCost) -> None:
-        """Add the costs of each rank; a run that goes on with another number of them begins it
+        """Add the costs of each rank; a run that goes on with another number of ranks begins these
         anew."""
         if any(len(cost.by_rank.get(name, ())) != len(had) for name, had in self._by_rank.items()):
             self._by_rank, self._ranked_steps = {}, 0
@@ -336,7 +338,7 @@ class CostSoFar:
             self._sent_steps += 1
 
     def mean(self) -> StepCost | None:
-        """Medians of times, means of what was sampled, the highest peak; nothing of no steps."""
+        """Medians of times, means of what was sampled, and the highest peak; None without steps."""
         if not self._times:
             return None
         traffic: dict[str, dict[str, float]] = {}
@@ -371,7 +373,7 @@ def _split(phases: Mapping[str, float]) -> str:
 
 def repeats(batch: InverseKeyedJaggedTensor) -> list[dict[str, Any]]:
     """The repeats of each group: its features with their dedupe factors, how many samples there are
-    and how many are unique, and [copies, unique samples that have so many], copies rising."""
+    and how many are unique, and [copies, unique samples that have so many], copies ascending."""
     found = []
     groups = zip(batch.groups, batch.inverse_lookup, batch.unique_counts, strict=True)
     for group, lookup, unique in groups:

@@ -1,4 +1,4 @@
-"""A few steps of a run under torch.profiler: a breakdown, and a trace to look at."""
+"""Profiles a few steps of a run with torch.profiler: a breakdown, and a trace to look at."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ __all__ = ["StepProfiler", "pooling_modules", "spans_of", "timeline"]
 class StepProfiler:
     """Watches `steps` steps of a rank, once, in a run from step `start` to step `stop`.
 
-    They follow the first `after` steps (of a run that is resumed after those, as many since) and
-    one more to warm up, or are the last that fit before the pipeline empties. Pooling modules carry
-    a range of their own meanwhile.
+    They follow the first `after` steps and one more to warm up; a run that is resumed later waits
+    for `after` more steps. In a short run they are the last that fit before the pipeline empties.
+    Each pooling module has its own range meanwhile.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class StepProfiler:
         self._first = max(start + 2, min(begins + after + 1, stop - 2 - steps))
         self._steps = steps if self._first + steps <= stop - 2 else 0
         self.too_short = bool(steps) and not self._steps
-        """Whether the run has too few steps for it."""
+        """Whether the run has too few steps to be profiled."""
         self._profiler: profile | None = None
         self._shown = ExitStack()
-        """In which messages between ranks are shown."""
+        """Shows messages between ranks in the profile while it is entered."""
         self.timeline: list[dict[str, Any]] = []
-        """The timelines of the ranks, once it is finished."""
+        """The timelines of the ranks, after `finish`."""
         self._handles: list[Any] = []
 
     def covers(self, step: int) -> bool:
@@ -69,7 +69,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around the training of step `number`."""
+        """Surrounds the training of step `number`."""
         if not self.covers(number):
             yield
             return
@@ -84,7 +84,7 @@ class StepProfiler:
         self._profiler.step()
 
     def ends(self, step: int) -> bool:
-        """Whether step `step` was the last that it watches."""
+        """Whether step `step` was the last that is watched."""
         return self._profiler is not None and step == self._first + self._steps - 1
 
     def finish(self, trace: Path | None) -> dict[str, float]:
@@ -100,7 +100,7 @@ class StepProfiler:
             self._profiler.export_chrome_trace(str(trace))
         spans, device = spans_of(self._profiler, self._device)
         self._profiler = None
-        gc.collect()  # it is in a cycle, and kineto's trace crashed where it was freed steps later
+        gc.collect()  # it is in a cycle, and kineto's trace crashed if it was freed steps later
         parts = device_breakdown(spans, device) if device else breakdown(spans)
         self.timeline = of_ranks(timeline([*spans, *_in_flight(device)]), self._device)
         mean = torch.tensor(list(parts.values()), dtype=torch.float64, device=self._device)
@@ -122,7 +122,8 @@ class StepProfiler:
 
 
 def pooling_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The outermost modules whose name or class says pooling; sharded tables are not searched."""
+    """The outermost modules with "pooling" in their name or class; sharded tables are not
+    searched."""
     for child, module in model.named_children():
         path = f"{name}.{child}" if name else child
         if isinstance(module, ShardedModule):
@@ -152,12 +153,12 @@ def _ranged(module: nn.Module, name: str) -> list[Any]:
 
 
 def _in_flight(device: Iterable[Span]) -> Iterator[Span]:
-    """The kernels of a device as they run beside the thread that launched them."""
+    """The kernels of a device, marked as running beside the thread that launched them."""
     return (one._replace(in_flight=True) for one in device)
 
 
 def spans_of(profiler: profile, on: torch.device) -> tuple[list[Span], list[Span]]:
-    """The spans that ran on this process's threads, and on the device that it trains on."""
+    """The spans on this process's threads, and those on the device that it trains on."""
     if on.type == "cpu":
         return list(_spans_on_cpu(profiler)), []
     here: list[Span] = []
@@ -179,8 +180,8 @@ def spans_of(profiler: profile, on: torch.device) -> tuple[list[Span], list[Span
 
 
 def _spans_on_cpu(profiler: profile) -> Iterator[Span]:
-    """As kineto has them: torch's own events, which know the kernels that each launched, take
-    several times as long to make."""
+    """The spans from kineto's events. torch's own events, which also have the kernels that each
+    launched, take several times as long to make."""
     events = list(recorded_events(profiler))
     first = min((event.start_ns() for event in events), default=0)
     for event in events:
@@ -197,14 +198,14 @@ def _spans_on_cpu(profiler: profile) -> Iterator[Span]:
 
 
 RANKS = 8
-"""Ranks whose steps are kept, at most."""
+"""The largest number of ranks whose steps are kept."""
 LEAST = 1e-3
-"""A share of the step below which a piece goes to its neighbour."""
+"""A piece that is shorter than this share of the step goes to its neighbour."""
 
 
 def timeline(spans: Iterable[Span]) -> dict[str, Any]:
-    """The median step of those that `spans` have: its length, [part, start, end] of what the
-    thread does, one after the other, and [name, start, end] of each collective."""
+    """The median step in `spans`: its length, [part, start, end] of the pieces of its thread, one
+    after the other, and [name, start, end] of each collective."""
     spans = list(spans)
     steps = sorted((one for one in spans if one.name == STEP), key=lambda one: one.end - one.start)
     step = steps[(len(steps) - 1) // 2]

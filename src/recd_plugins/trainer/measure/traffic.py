@@ -1,8 +1,8 @@
-"""The bytes that a rank hands to each collective, counted as torch dispatches them.
+"""Counts the bytes that a rank hands to each collective, as torch dispatches it.
 
-Every collective of torch.distributed is an operator (`c10d::alltoall_base_`), whoever calls it
-and on whatever backend: TorchRec, DDP's reducer in C++, a plugin. So is the all-reduce that the
-host makes of several. So nothing is patched.
+Every collective of torch.distributed is an operator (`c10d::alltoall_base_`) on any backend,
+whether TorchRec, DDP's reducer in C++ or a plugin calls it. So is the all-reduce that the host
+makes of several. So nothing is patched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recd_plugins.compat.pytorch import TorchDispatchMode, argument_names, ranks
 __all__ = ["COLLECTIVES", "PHASES", "Traffic", "TrafficCounter"]
 
 Traffic = Mapping[str, Mapping[str, float]]
-"""Collective to phase to bytes; what nothing went through is left out."""
+"""Collective to phase to bytes; unused collectives and phases are left out."""
 
 COLLECTIVES = {
     "alltoall": "all_to_all",
@@ -36,10 +36,10 @@ COLLECTIVES = {
     "send": "send",
     "isend": "send",
 }
-"""How an operator's name starts, to its collective; the first that fits."""
+"""The start of an operator's name, to its collective; the first match counts."""
 
 PHASES = ("ids", "forward", "backward")
-"""ids: integers outside of backward, that is splits, lengths and ids of sparse features."""
+"""ids: integers outside backward, that is splits, lengths and ids of sparse features."""
 
 _NAMESPACES = ("c10d", "_c10d_functional", "recd_plugins")
 
@@ -47,17 +47,17 @@ _NAMESPACES = ("c10d", "_c10d_functional", "recd_plugins")
 class TrafficCounter(TorchDispatchMode):
     """While it is entered, adds up what this process hands to collectives.
 
-    All of an operand counts, the part that stays on the rank too: an all-to-all of [N, D]
-    float32 counts 4 N D bytes, an all-reduce of n elements 4 n, however it travels. Every
-    operator takes some microseconds longer meanwhile.
+    The whole operand counts, also the part that stays on the rank: an all-to-all of [N, D] float32
+    counts 4 N D bytes, an all-reduce of n elements 4 n bytes, however they travel. Every operator
+    takes some microseconds longer meanwhile.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._bytes: dict[tuple[str, str], int] = {}
         self.sent: dict[int, int] = {}
-        """The bytes of all-to-alls and sends for each rank, itself among them."""
-        self._tracker = ModuleTracker()  # never entered: asked whether a backward is running
+        """The bytes of all-to-alls and sends for each rank, itself included."""
+        self._tracker = ModuleTracker()  # never entered: it only says whether a backward is running
 
     @property
     def traffic(self) -> Traffic:
@@ -81,7 +81,7 @@ class TrafficCounter(TorchDispatchMode):
     def _count(self, func: Any, args: Sequence[Any]) -> None:
         name = schema_of(func).name.partition("::")[2].lstrip("_")
         collective = next((to for start, to in COLLECTIVES.items() if name.startswith(start)), None)
-        if collective is None:  # a barrier, a wait, the receiver of what another sends
+        if collective is None:  # a barrier, a wait, or a receive
             return
         names = argument_names(func)
         at = next((i for i, name in enumerate(names) if name.startswith("input")), 0)
@@ -92,8 +92,7 @@ class TrafficCounter(TorchDispatchMode):
             self._count_sent(args[at], dict(zip(names, args, strict=False)))
 
     def _count_sent(self, operand: Any, named: Mapping[str, Any]) -> None:
-        """Count bytes by the rank that each part of an all-to-all's operand is for, or that a send
-        names."""
+        """Count bytes by the rank that each part of an all-to-all's operand, or a send, goes to."""
         ranks = ranks_of(named.get("process_group", named.get("group_name")))
         if "dst" in named:
             ranks, operand = [ranks[named["dst"]]], list(_tensors(operand))

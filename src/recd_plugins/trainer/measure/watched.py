@@ -1,4 +1,4 @@
-"""A trainer's own batches, watched as they pass: what was forecast of them, beside what came."""
+"""Watches the batches of a trainer's own loader, and sets what came beside what was forecast."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["WatchedBatches"]
 
 FILLING, SPACING = 4, 20
-"""Batches that a pipeline asks for before its steps are alike; steps between two whose bytes are
-counted."""
+"""How many batches a pipeline takes before its steps are alike; how many steps lie between two
+whose bytes are counted."""
 ROUTES = sorted(set(COLLECTIVES.values()))
 
 
 class WatchedBatches(WrappedLoader):
-    """Batches of a loader, as it yields them; all else is its own.
+    """Yields the batches of a loader unchanged; all other attributes are the loader's.
 
-    `forecasts` and `lines` say what the stack's plan forecast of them, and what came. Of one batch
-    in `ONE_IN` the lookups are counted by tier. The bytes of a step are those that this process
-    hands to collectives between one batch's coming and the next one's, in one step of `SPACING`:
-    whatever else the trainer sends meanwhile counts too.
+    `forecasts` and `lines` give what the stack's plan forecast, and what came. The lookups of one
+    batch in `ONE_IN` are counted by tier. The bytes of a step are those that this process hands to
+    collectives between one batch and the next, in one step of `SPACING`. Whatever else the trainer
+    sends meanwhile counts too.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class WatchedBatches(WrappedLoader):
         self._facts: Facts | None = None
         self._lot = np.random.default_rng(0)
         self._ids: list[tuple[int, int]] = []
-        """The ids of each batch, and those kept."""
+        """The number of ids of each batch, and of those that are kept."""
         self._seen = 0
         self._counter: TrafficCounter | None = None
         self._steps: list[list[float]] = []
@@ -63,7 +63,7 @@ class WatchedBatches(WrappedLoader):
                 self._look_at(batch)
                 self._step_begins()
                 yield batch
-        finally:  # of a trainer that has enough, too: what it does next is no part of a step
+        finally:  # also if the trainer stops early: what it does next is not part of a step
             self._step_ends()
 
     def __len__(self) -> int:
@@ -72,9 +72,9 @@ class WatchedBatches(WrappedLoader):
         return len(self._loader)
 
     def forecasts(self, device: torch.device | str | None = None) -> list[Beside]:
-        """The forecasts of all ranks that train, each of which calls it: the first of them, which
-        planned, gets them, the others none. `device`: where collectives take tensors; by default
-        what the ranks' process group says of itself."""
+        """The forecasts of all ranks that train; each of them must call it. The first rank, which
+        planned, gets the forecasts, and the others an empty list. `device`: where collectives take
+        tensors, by default the device of the ranks' process group."""
         self._step_ends()
         facts = self._facts or Facts(self._stack)
         facts.ahead = KeptIds.each(self._ids[:FIRST], of=math.inf)
@@ -93,7 +93,7 @@ class WatchedBatches(WrappedLoader):
         return [] if dist.get_rank(self._stack.group) else found
 
     def lines(self, device: torch.device | str | None = None) -> list[str]:
-        """`forecasts` in words: a table, and what to do where forecast and fact part."""
+        """`forecasts` in words: a table, and what to do if forecast and fact differ."""
         return list(lines(self.forecasts(device)))
 
     def _look_at(self, batch: Any) -> None:
@@ -115,7 +115,7 @@ class WatchedBatches(WrappedLoader):
     def _step_ends(self) -> None:
         counter, self._counter = self._counter, None
         if counter is None or not is_innermost(counter):
-            return  # another mode was entered since: this one cannot be left without it
+            return  # another mode was entered since, and must be left before this one
         counter.__exit__(None, None, None)
         found = {to: sum(phases.values()) for to, phases in counter.traffic.items()}
         self._steps.append([found.get(to, 0.0) for to in ROUTES])

@@ -24,13 +24,13 @@ from recd_plugins.storage.whole_file import write_whole
 __all__ = ["OUT_OF_MEMORY", "WARM_UP", "trial", "write_found"]
 
 OUT_OF_MEMORY = "out-of-memory-"
-"""How the name of a file starts by which a rank reports that memory did not suffice."""
+"""The start of the name of the file by which a rank reports that memory did not suffice."""
 
 WARM_UP = 2
-"""Steps that are not timed: the pipeline fills, optimizers make their states."""
+"""Steps that are not timed, since the pipeline fills and optimizers make their states."""
 
 HEADROOM = 2**29
-"""Bytes beyond twice the budget that a rank on the CPU may ask for before it is refused."""
+"""How many bytes beyond twice the budget a rank on the CPU may ask for before it is refused."""
 
 
 def trial(
@@ -43,11 +43,11 @@ def trial(
     until: float | None = None,
     window: int = 1,
 ) -> dict[str, Any]:
-    """Train over the launcher's group: the largest peak above its level, samples per second.
+    """Train over the launcher's group; returns the largest peak of memory above its level, samples
+    per second, and for each step the slowest rank's seconds and the ranks' mean loss.
 
-    And of each step the slowest rank's seconds, and the ranks' mean loss; it ends early where
-    that is at most `until` in the mean over `window` steps. If memory does not suffice, a file
-    in `into` says so.
+    It ends early if the mean of that loss over `window` steps is at most `until`. If memory does
+    not suffice, a file in `into` says so.
     """
     import torch
     import torch.distributed as dist
@@ -63,7 +63,7 @@ def trial(
         loader = stack.loader(dist.get_rank(), dist.get_world_size())
         job = assemble(stack, device)
         positions = Positions(loader, WARM_UP + steps)
-        # What reading holds, whatever the batch, is in the level: stripes, an advisor's sample.
+        # The level includes what reading holds for any batch: stripes, an advisor's sample.
         batches = chain([next(positions)], positions)
         memory = PeakMemory(device)
         if device.type == "cpu":
@@ -82,7 +82,7 @@ def trial(
                 dist.all_reduce(latest)
                 if float(latest) <= until * dist.get_world_size() and step > WARM_UP:
                     break
-        # On CUDA all that torch holds; on the CPU what the steps add to the process.
+        # On CUDA this is all that torch holds; on the CPU what the steps add to the process.
         peak = memory.peak() if device.type == "cuda" else memory.above()
         worst = torch.tensor([peak, statistics.median(seconds[WARM_UP:])], device=device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
@@ -100,7 +100,7 @@ def trial(
 
 @contextmanager
 def _report_out_of_memory(into: Path) -> Iterator[None]:
-    """Leave a file that says so, before other ranks can see this one go."""
+    """If memory did not suffice, write a file that says so before other ranks see this one end."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -110,18 +110,20 @@ def _report_out_of_memory(into: Path) -> Iterator[None]:
 
 
 def _refuse_beyond(more: int) -> None:
-    """Let torch be refused memory, so that a trial far too large leaves the machine alone."""
+    """Have the system refuse torch more memory than this, so that a trial which is far too large
+    does not exhaust the machine."""
     status = Path("/proc/self/status")
-    if status.exists():  # Linux, which alone counts what malloc asks for under RLIMIT_DATA
+    if status.exists():  # only Linux counts what malloc asks for under RLIMIT_DATA
         (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmData:"))
         limit = int(line.split()[1]) * 1024 + more
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        if limit < (1 << 62 if hard == resource.RLIM_INFINITY else hard):  # beyond is no limit
+        if limit < (1 << 62 if hard == resource.RLIM_INFINITY else hard):  # a larger one has no use
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Torch says it in a RuntimeError on the CPU, in one of its own on CUDA."""
+    """Whether memory did not suffice: torch raises a RuntimeError on the CPU, and its own error on
+    CUDA."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -144,7 +146,7 @@ def main() -> None:
 
 
 def write_found(find: Callable[[], Any], file: Path) -> None:
-    """As a rank that ends with its parent: find something, which rank 0 writes as JSON."""
+    """Call `find` as a rank that ends with its parent; rank 0 writes the result as JSON."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a trial has nothing to save
     hide_warnings()

@@ -1,4 +1,4 @@
-"""Trial steps in fresh processes, and the largest batch that fits a memory budget by them."""
+"""Runs trial steps in fresh processes, and finds the largest batch that fits a memory budget."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Trial:
     batch_size: int
     fits: bool
     memory_mib: float | None = None
-    """The memory of the rank that needed most; None where it died of memory."""
+    """The memory of the rank that needed most; None if it ran out of memory."""
     samples_per_second: float | None = None
-    """The rate of all ranks; None where it died of memory."""
+    """The rate of all ranks; None if a rank ran out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +36,17 @@ class Search:
 
     trials: Sequence[Trial]
     exhausted: bool
-    """Whether the largest batch that there is fits."""
+    """Whether the largest possible batch fits."""
 
     @property
     def best(self) -> Trial | None:
-        """The largest that fits; None if not one sample does."""
+        """The trial with the largest batch that fits; None if not even one sample does."""
         fitting = [trial for trial in self.trials if trial.fits]
         return max(fitting, key=lambda trial: trial.batch_size, default=None)
 
 
 class TrialFailed(Exception):
-    """A trial ended in another way than by memory."""
+    """A trial failed, but not because memory did not suffice."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -58,8 +58,8 @@ def largest_batch(
 ) -> Search:
     """Double from `start` until a batch does not fit (or halve until one does), then bisect.
 
-    The largest that fits is found to `precision`, a share of it, if more memory is never
-    needed by less; `limit` is the largest batch that there is.
+    The largest batch that fits is found to within `precision`, a share of it, provided that a
+    smaller batch never needs more memory. `limit` is the largest possible batch.
     """
     trials: list[Trial] = []
     fits, fails = 0, limit + 1
@@ -94,7 +94,8 @@ def run_trial(
     threads: int,
     server: RankServer | None,
 ) -> Trial:
-    """Train `steps` steps on fresh ranks; `TrialFailed` if they end in any way but by memory."""
+    """Train `steps` steps on fresh ranks; `TrialFailed` if they fail, but not for lack of
+    memory."""
     found = _run(
         registry, overrides, batch_size, ranks, threads, server, steps=steps, budget=budget_mib
     )
@@ -123,7 +124,7 @@ def run_learning(
 ) -> Learning | None:
     """Train `samples` samples on fresh ranks, or until the loss of `window` of them is low enough.
 
-    None if memory does not suffice; `TrialFailed` as `run_trial`.
+    None if memory does not suffice; `TrialFailed` as in `run_trial`.
     """
     at_once = batch_size * ranks
     found = _run(
@@ -159,7 +160,7 @@ def _run(
     server: RankServer | None,
     **options: float,
 ) -> dict[str, Any] | None:
-    """The result of a trial; None if it died of memory."""
+    """The result of a trial; None if it ran out of memory."""
     with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
         changes = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
         command = [
@@ -187,7 +188,7 @@ def _run(
 
 
 def _killed_by_memory(failure: Failure) -> bool:
-    """Whether the kernel ended the rank that took the last of it, or C++ was refused some."""
+    """Whether the kernel killed the rank for its memory, or C++ was refused memory."""
     if failure.code == -signal.SIGABRT:
         return "bad_alloc" in failure.output
     return failure.code == -signal.SIGKILL
