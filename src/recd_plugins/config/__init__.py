@@ -1,4 +1,4 @@
-"""The YAML that users write: it is read safely, and parsed into frozen dataclasses."""
+"""Reads the YAML that users write, safely, and parses it into frozen dataclasses."""
 
 from recd_plugins.config.option_types import wrong_with_options
 from recd_plugins.config.parsing import (

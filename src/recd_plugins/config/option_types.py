@@ -1,4 +1,4 @@
-"""The types that options may have: those which `parse` makes of YAML's values."""
+"""The types that options may have: those that `parse` can make from YAML's values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from recd_plugins.describe import bare, nested, type_hints
 __all__ = ["wrong_with_options"]
 
 SEVERAL = (list, set, frozenset, Collection, Iterable, Sequence, Set)
-"""The types of several values in whose place a tuple stands."""
+"""The types of several values for which an option must use a tuple."""
 
 
 def wrong_with_options(config: type, beside: Collection[str] = ()) -> str:
-    """What keeps the options of a config class from being set; nothing, if all is right.
+    """Why some option of a config class cannot be set, in words; empty if all can be set.
 
-    `beside` has the keys that registry.yaml takes beside the options, for the host.
+    `beside` has the host's keys, which registry.yaml takes beside the options.
     """
     configs = [config]
-    for one in configs:  # which grows by those in their options
+    for one in configs:  # the list grows by the configs that options hold
         try:
             hints = type_hints(one)
         except Exception as error:
@@ -42,8 +42,8 @@ def wrong_with_options(config: type, beside: Collection[str] = ()) -> str:
 
 
 def _has_instances(kind: type) -> bool:
-    """Whether Python tells the instances of a class: it tells none of a TypedDict, and of a
-    Protocol only of one that is checked at runtime."""
+    """Whether `isinstance` works with a class: it does not with a TypedDict, and with a Protocol
+    only if that is checked at runtime."""
     try:
         isinstance(None, kind)
     except TypeError:
@@ -52,7 +52,7 @@ def _has_instances(kind: type) -> bool:
 
 
 def _unfit(hint: Any) -> str:
-    """The end of a sentence about a type that `parse` cannot make; nothing for one that it can."""
+    """The end of a sentence about a type that `parse` cannot make; empty if it can."""
     hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal or hint is Any:

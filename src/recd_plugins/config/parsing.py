@@ -1,8 +1,8 @@
-"""YAML mappings become frozen dataclasses, once, at the edge.
+"""Parses YAML mappings into frozen dataclasses, once, at the edge.
 
-A config is a frozen, keyword-only dataclass that inherits from `Config`; the line of
-text under a field documents it, and `Annotated[int, Range(ge=1)]` bounds it. Bounds
-are checked on construction, types and names by `parse`; no number is infinite or nan.
+A config is a frozen, keyword-only dataclass that inherits from `Config`; the line of text under a
+field documents it, and `Annotated[int, Range(ge=1)]` bounds it. Bounds are checked on construction,
+and types and names by `parse`; no number may be infinite or NaN.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class Config:
             _check_bounds(hint, getattr(self, name), name)
 
     def idle_options(self) -> Mapping[str, str]:
-        """The options that are set and do nothing beside the others, each with a clause that says
-        why: a notice has it."""
+        """The options that are set but do nothing beside the others, each with a clause that says
+        why, for a notice."""
         return {}
 
     def set_among(self, *names: str) -> list[str]:
-        """Those of these options that have another value than by default."""
+        """Those of these options that differ from their default."""
         fields = [one for one in dataclasses.fields(self) if one.name in names]
         return [one.name for one in fields if getattr(self, one.name) != one.default]
 
 
 def _check_bounds(hint: Any, value: Any, where: str) -> None:
-    """Hold a value, or each part of it, against the bounds that its type carries."""
+    """`RegistryError` if a value, or a part of it, is outside the bounds in its type."""
     hint = bare(hint)
     args = get_args(hint)
     match get_origin(hint), value:
@@ -109,8 +109,8 @@ def parse(
     """A `config` from a mapping; `where` is the mapping's path, for error messages, and `beside`
     names what may be written beside the options.
 
-    Unknown names, missing names, wrong types and values out of range raise
-    `RegistryError`; nothing is coerced but int to float and list to tuple.
+    Unknown names, missing names, wrong types and values out of range raise `RegistryError`. Only
+    int is converted to float, and list to tuple.
     """
     hints = type_hints(config)
     for name in options:
@@ -136,7 +136,7 @@ def parse(
         if required and field.init and field.name not in values:
             doc = field_docs(config).get(field.name, "").replace("\n", " ")
             raise RegistryError(f"option {field.name!r} is required. {doc}".rstrip(), where)
-    for name, value in values.items():  # a config's own `__post_init__` may leave them out
+    for name, value in values.items():  # a config's own `__post_init__` may not check bounds
         _check_bounds(hints[name], value, f"{where}.{name}")
     try:
         return config(**values)
@@ -153,8 +153,8 @@ def parse(
 
 
 def idle_options(config: Config) -> Iterator[tuple[str, str]]:
-    """The options that do nothing beside the others of a config, or of one that an option of it
-    holds: their paths, and why."""
+    """The paths of options that do nothing beside the other options of a config, or of a config
+    that an option holds, and why."""
     yield from config.idle_options().items()
     for field in dataclasses.fields(config):
         for path, part in _parts(getattr(config, field.name), field.name):
@@ -163,7 +163,7 @@ def idle_options(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _parts(value: Any, path: str) -> Iterator[tuple[str, Config]]:
-    """The configs that an option holds, by their paths."""
+    """The configs that an option holds, with their paths."""
     if isinstance(value, Config):
         yield path, value
     elif isinstance(value, tuple):
@@ -175,8 +175,8 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Config]]:
 
 
 def option_path(config: type, name: str) -> str:
-    """The path of an option of a config, or of one that an option of it holds; nothing where there
-    is none of this name."""
+    """The path of an option of this name, in a config or in a config that one of its options holds;
+    empty if there is none."""
     hints = type_hints(config)
     if name in hints:
         return name
@@ -189,7 +189,7 @@ def option_path(config: type, name: str) -> str:
 
 
 def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
-    """How a key that has nothing behind it is mended."""
+    """How to fix a key that has nothing behind it."""
     if field.default_factory is not dataclasses.MISSING:
         return f"Write it, or take {field.name!r} out, and its defaults hold."
     if field.default is not dataclasses.MISSING:
@@ -199,11 +199,11 @@ def _instead_of_nothing(field: dataclasses.Field[Any]) -> str:
 
 
 UNFIT = object()
-"""Stands for what a value of another kind becomes."""
+"""Stands for the result of converting a value of the wrong kind."""
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """The value as the type of an option has it; `RegistryError` where it is of another kind."""
+    """The value, converted to the type of an option; `RegistryError` if it is of another kind."""
     hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -226,7 +226,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _one_of(args: tuple[Any, ...], value: Any, where: str) -> Any:
-    # For Python, 1 is True.
+    # In Python, 1 == True.
     for arg in args:
         if value == arg and isinstance(value, bool) == isinstance(arg, bool):
             return arg
@@ -276,8 +276,8 @@ def _plain(hint: Any, value: Any, where: str) -> Any:
 
 
 def _key(hint: Any, key: Any, where: str) -> Any:
-    """A key of a mapping. JSON has texts alone, and registries go through it to reader's workers:
-    where keys are integers, a text that spells one is it."""
+    """A key of a mapping. If keys are integers, a text that spells an integer becomes one: JSON has
+    only texts as keys, and registries go to reader's workers as JSON."""
     if hint is int and isinstance(key, str) and WHOLE_KEY.fullmatch(key):
         key = int(key)
     return _convert(hint, key, where)
@@ -294,7 +294,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
             return _convert(arg, value, where)
         except RegistryError:
             continue
-    if Path in choices:  # what is wrong with a path says more than what else there could be
+    if Path in choices:  # an error about the path says more than a list of other types
         for number, one in enumerate(value if isinstance(value, list | tuple) else ()):
             if isinstance(one, str) and not is_uri(one):
                 path_of(one, f"{where}[{number}]")
@@ -314,8 +314,8 @@ WHOLE_KEY = re.compile(r"0|-?[1-9]\d{0,18}")
 VARIABLE = re.compile(r"\$\{\w+\}|(?:^|(?<=/))\$[A-Za-z_]\w*")
 """A variable of a shell in a path: `${DATA}/train`, or `$DATA/train`."""
 WHOLE = 1 << 63
-"""Integers are of 64 bits wherever they go from here: in files, tensors and seeds. A count of ids
-from 0 to the last of them is this."""
+"""Integers have 64 bits wherever they are used later: in files, tensors and seeds. This is also
+their largest count of ids from 0 on."""
 
 
 def _whole(value: int, where: str) -> int:
@@ -332,7 +332,8 @@ def _uri_of(value: str | Uri, where: str) -> Location:
 
 
 def path_of(value: str | Path, where: str) -> Path:
-    """The path that a user wrote, `~` and `~user` written out."""
+    """The path that a user wrote, with `~` and `~user` replaced; `RegistryError` if it is not a
+    path of this machine."""
     if not str(value).strip():
         raise RegistryError("is an empty text, and no path. Write one, or take it out.", where)
     if (variable := VARIABLE.search(str(value))) and not os.path.lexists(value):
@@ -364,7 +365,8 @@ def path_of(value: str | Path, where: str) -> Path:
 
 
 def _number(value: Any) -> float | None:
-    """A float from YAML, which reads `1e-3` (no dot) as text."""
+    """The float of a value from YAML, which may read `1e-3` (no dot) as text; None if it is not a
+    number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

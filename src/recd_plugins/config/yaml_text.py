@@ -1,4 +1,4 @@
-"""YAML as plain values and the line of each, of text that may be meant to do harm."""
+"""Reads YAML as plain values with the line of each, also if the text is meant to do harm."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from recd_plugins.storage.uri import Location
 __all__ = ["Document", "read_yaml", "text_of", "to_yaml"]
 
 DEEPEST = 100
-"""Levels of nesting: Python's own stack ends a little below a thousand."""
+"""The most levels of nesting; Python's own stack ends a little below a thousand."""
 MOST = 100_000
-"""Values, each alias written out: nine lines of aliases of aliases stand for a billion."""
+"""The most values, with each alias written out; nine lines of aliases of aliases can stand for a
+billion."""
 MOST_DIGITS = 40
-"""Digits of an integer: a longer one is no number that anything here takes, and Python itself
-refuses to print one of thousands."""
+"""The most digits of an integer; nothing here takes a longer one, and Python itself refuses to
+print one with thousands of digits."""
 
 LARGEST = 16 << 20
-"""Bytes of a file: what is larger is something else, and may have no end."""
+"""The most bytes of a file; a larger file is not a registry, and may have no end."""
 LINE_ENDS = {"\n", "\r", "\x85", "\u2028", "\u2029"}
-"""The characters that YAML ends lines at: in quotes that know escapes they are written as such."""
+"""The characters at which YAML ends lines; in double quotes they are written as escapes."""
 
 TAG = "tag:yaml.org,2002:"
 FORMS = {
@@ -43,7 +44,7 @@ FORMS = {
         list("-+0123456789."),
     ),
 }
-"""How values are written that are no texts, and what they begin with."""
+"""How values that are not texts are written, and the letters that they begin with."""
 
 
 class Document(NamedTuple):
@@ -57,7 +58,7 @@ class Document(NamedTuple):
     """The paths of keys with nothing behind them, not even `null`."""
 
     def notices(self, path: Location, what: str = "") -> list[Empty]:
-        """A notice of each of these keys, behind which something may have been commented out."""
+        """A notice of each of the empty keys: what was behind it may have been commented out."""
         cure = "Write what is meant, take the line out, or write `null` behind it."
         return [
             Empty(
@@ -70,8 +71,8 @@ class Document(NamedTuple):
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Reads values that nobody takes for others: a date is a text, and so is `1:30`, which YAML 1.1
-    has be ninety, and `010`, which it has be eight; `1e-3` is the number that it looks like."""
+    """Reads values as what they look like: a date is a text; so are `1:30`, which is ninety in YAML
+    1.1, and `010`, which is eight there; `1e-3` is a number."""
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
@@ -83,7 +84,7 @@ class PlainLoader(yaml.SafeLoader):
     }
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """A value and all that is in it, unless that is too deep."""
+        """A value and all that is in it; `RegistryError` if it is nested too deep."""
         if self._depth == DEEPEST and self.check_event(yaml.CollectionStartEvent):
             line = self.peek_event().start_mark.line + 1
             raise RegistryError(
@@ -97,8 +98,8 @@ class PlainLoader(yaml.SafeLoader):
 
 
 class PlainDumper(yaml.SafeDumper):
-    """Writes values that `PlainLoader` reads as they were, and other readers too: a text that looks
-    like a number to either is in quotes, and one of several lines is on one."""
+    """Writes values so that `PlainLoader` and other readers read them back unchanged: a text that
+    looks like a number to either is in quotes, and a text of several lines is on one line."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = '"' if LINE_ENDS & set(text) else None
@@ -112,7 +113,7 @@ for _name, (_form, _first) in FORMS.items():
 
 
 def to_yaml(values: Any, *, flow: bool | None = False, width: int = 80) -> str:
-    """Plain values as text, in their order; `flow` as PyYAML's `default_flow_style` is."""
+    """Plain values as text, in their order; `flow` is PyYAML's `default_flow_style`."""
     text: str = yaml.dump(
         values,
         Dumper=PlainDumper,
@@ -125,8 +126,8 @@ def to_yaml(values: Any, *, flow: bool | None = False, width: int = 80) -> str:
 
 
 def text_of(path: Location) -> str:
-    """The text of a file that a person wrote; `RegistryError` where it is not one, or cannot be
-    read."""
+    """The text of a file that a person wrote; `RegistryError` if it is not such a file, or cannot
+    be read."""
     if isinstance(path, Path) and (what := no_file(path)):
         raise RegistryError(f"{path}: is {what}, not a file. Name one.")
     try:
@@ -147,7 +148,7 @@ def text_of(path: Location) -> str:
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """The plain values of a document; `name` opens error messages."""
+    """The plain values of a document; error messages begin with `name`."""
     try:
         loader = PlainLoader(text, name)
         node = loader.get_single_node()
@@ -157,11 +158,11 @@ def read_yaml(text: str, name: str) -> Document:
             where: (line, value) for where, line, value in _bounded(_walk(node, "", name), name)
         }
         return Document(
-            loader.construct_document(node),  # plain values alone are left
+            loader.construct_document(node),  # only plain values are left
             {where: line for where, (line, _) in known.items()},
             tuple(where for where, (_, value) in known.items() if _is_empty(where, value)),
         )
-    except RegistryError:  # a ValueError too
+    except RegistryError:  # it is a ValueError, too
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -184,7 +185,7 @@ Place = tuple[str, int, yaml.Node]
 
 
 def _is_empty(where: str, value: yaml.Node) -> bool:
-    """Whether nothing is behind a key, for which YAML has null."""
+    """Whether nothing is behind a key, which YAML reads as null."""
     return value.tag == f"{TAG}null" and value.value == "" and not where.endswith("]")
 
 
@@ -233,7 +234,8 @@ def _walk(
 
 
 def _refused(node: yaml.Node) -> str:
-    """The fault of a value by itself, be its kind written (`!!int`) or seen by its form."""
+    """What is wrong with a value by itself, in words, whether its kind is written (`!!int`) or
+    follows from its form; empty if nothing is."""
     kind = node.tag.removeprefix(TAG)
     if not isinstance(node, yaml.ScalarNode):
         plain = "map" if isinstance(node, yaml.MappingNode) else "seq"

@@ -1,4 +1,5 @@
-"""registry.yaml: how it is read and checked, what it chose, what each choice knows when built."""
+"""registry.yaml: reads and checks it, and keeps what it chose and what each choice knows when it is
+built."""
 
 from recd_plugins.registry.choices import KEYS, Choice, Registry, plugin_names
 

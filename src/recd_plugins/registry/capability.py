@@ -1,4 +1,4 @@
-"""The needs of a record, of the machine and of its neighbours: they are checked before it is built.
+"""Checks what a record needs of the machine and of its neighbours, before it is built.
 
 `needs` of a record lists: "cuda"; "import:NAME", a Python package; "command:NAME", a
 program on PATH; "slot:NAME", a neighbour slot that registry.yaml must fill.
@@ -18,7 +18,7 @@ __all__ = ["check_gpus", "check_needs", "resolve_device"]
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """`auto` is CUDA where torch sees one."""
+    """The device to train on: `auto` is CUDA if torch sees a device, else the CPU."""
     import torch
 
     if device == "auto":
@@ -32,7 +32,7 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cu
 
 
 def check_gpus(ranks: int) -> None:
-    """`RegistryError` where so many ranks of this machine have not one CUDA device each."""
+    """`RegistryError` if this machine has fewer CUDA devices than `ranks`."""
     import torch
 
     if ranks > (there := torch.cuda.device_count()):
@@ -51,7 +51,7 @@ def check_needs(
     where: str,
     provider: object,
 ) -> None:
-    """`CapabilityError` where a need of the record is not met."""
+    """`CapabilityError` if a need of the record is not met."""
     for need in record.needs:
         lack = _lack(need, device, filled)
         if lack:
@@ -63,7 +63,7 @@ def check_needs(
 def _importable(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a.b, a is not there
+    except ModuleNotFoundError:  # for a.b: there is no a
         return False
 
 

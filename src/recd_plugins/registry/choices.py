@@ -1,4 +1,4 @@
-"""registry.yaml → checked → choices. Everything is checked before anything is built."""
+"""Checks registry.yaml and makes choices of it. All is checked before anything is built."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from recd_plugins.storage.uri import location_of
 __all__ = ["KEYS", "Choice", "Registry", "plugin_names"]
 
 DEFAULT_USES = {"reader": "local", "sharding": "torchrec"}
-"""What fills a slot that registry.yaml does not name: plain TorchRec."""
+"""The records that fill slots which registry.yaml does not name: plain TorchRec."""
 
 KEYS = ("plugins", "folder", *SLOTS, "topology", "train", "strict")
 
@@ -69,17 +69,18 @@ class Choice:
     where: str
     """The path of the choice in registry.yaml, for error messages."""
     features: tuple[str, ...] = ("*",)
-    """Names or globs of the features it is for (`preprocess`, `pooling`)."""
+    """Names or globs of the features that it is for (`preprocess`, `pooling`)."""
     others: Choice | None = None
-    """The planner of the others, where the record's planner stands in front of one (`in_front`)."""
+    """The planner of the other tables, if the record's planner stands in front of one (`in_front`);
+    else None."""
 
     @property
     def free(self) -> tuple[str, ...]:
-        """The options that no row depends on."""
+        """The options on which no row depends."""
         return self.record.free if isinstance(self.record, DatasetRecord) else ()
 
     def build(self, context: Context) -> Any:
-        """Build the record; an error of the plugin's own is named as such."""
+        """Build the record; an error in the plugin's code names the plugin."""
         context = dataclasses.replace(context, where=self.where, name=self.record.name)
         with self.named("when built"):
             built = self.record.build(_unshared(self.config), context)
@@ -87,7 +88,7 @@ class Choice:
         return built
 
     def notices(self, built: object) -> list[Notice]:
-        """What the record's product, which was asked for its work, has to say of it."""
+        """The notices of what the record built; none if it gives no notices."""
         if not isinstance(built, GivesNotices):
             return []
         whose, fix = f"{self.who}: its `notices` returned", "Return a list of Unused(...), say."
@@ -102,9 +103,9 @@ class Choice:
         return each
 
     def idle_options(self) -> Iterator[Unused]:
-        """Notices of options that do nothing beside others of the record, or of the one that it
-        stands in front of."""
-        if isinstance(self.config, Config):  # else it is a dataclass of the plugin's own
+        """Notices of options that do nothing beside other options of the record, or of the record
+        that it stands in front of."""
+        if isinstance(self.config, Config):  # else it is the plugin's own dataclass
             with self.named("when asked which options do nothing"):
                 found = [*idle_options(self.config)]
             for option, why in found:
@@ -124,10 +125,10 @@ class Choice:
 
     @contextmanager
     def named(self, when: str, *, trainers: bool = False) -> Iterator[None]:
-        """Inside, an error that is not the project's becomes one that names the plugin; and the
-        plugin that raised it, where that is another one, as a neighbour's.
+        """Inside, an error that is not one of this project's becomes an error that names the
+        plugin. If another plugin raised it, such as a neighbour's, the error names that one too.
 
-        Where a trainer's code is called inside, too (`trainers`), an error of that stays as it is.
+        If a trainer's code is also called inside (`trainers`), its errors stay as they are.
         """
         with nullcontext() if trainers else naming(self.who, when):
             try:
@@ -159,7 +160,8 @@ class Choice:
 
 
 def _unshared(value: Any) -> Any:
-    """Options whose mappings and lists a `build` may change: the next one finds what is written."""
+    """A copy of options: a `build` may change its mappings and lists, and the next `build` still
+    gets what is written."""
     if type(value) is dict:
         return {key: _unshared(one) for key, one in value.items()}
     if type(value) in (list, tuple):
@@ -168,14 +170,14 @@ def _unshared(value: Any) -> Any:
         return value
     made = copy(value)
     for one in dataclasses.fields(value):
-        if hasattr(value, one.name):  # what a config computes may not be there yet
+        if hasattr(value, one.name):  # a value that a config computes may not be there yet
             object.__setattr__(made, one.name, _unshared(getattr(value, one.name)))
     return made
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """A checked composition: what fills each slot, how to train, on what."""
+    """A checked registry: what fills each slot, and how and on what to train."""
 
     plugins: tuple[str, ...]
     choices: Mapping[str, tuple[Choice, ...]]
@@ -184,11 +186,11 @@ class Registry:
     folder: Path
     """The folder of prepared tables."""
     strict: bool
-    """Whether what is switched on and not used is an error, rather than a warning."""
+    """Whether it is an error, and not only a warning, if something is switched on and not used."""
     source: Source = field(repr=False)
     catalog: Catalog = field(repr=False)
     empty: tuple[Empty, ...]
-    """The keys of a topology's file that have nothing behind them."""
+    """Notices of the keys of a topology's file that have nothing behind them."""
 
     @classmethod
     def load(
@@ -199,7 +201,8 @@ class Registry:
     ) -> Registry:
         """Read, override and check a registry; `RecdError` says what is wrong with it.
 
-        Relative paths of plugins start from the registry's file; those of a mapping from `folder`.
+        Relative paths of plugins start from the folder of the registry's file; for a mapping, from
+        `folder`.
         """
         source = dataclasses.replace(Source.read(registry, overrides), folder=folder)
         try:
@@ -214,8 +217,9 @@ class Registry:
         return self.choices.get(slot, ())
 
     def chosen_or_all(self, slot: str) -> tuple[tuple[Choice, ...], tuple[LeftOut, ...]]:
-        """The records that registry.yaml chose; or, where it is silent, every one there is,
-        unadorned, and notices of those that cannot be taken so."""
+        """The records that registry.yaml chose for a slot. If it does not name the slot, all
+        records that there are, with default options, and notices of those that cannot be used
+        so."""
         if slot in self.choices:
             return self.choices[slot], ()
         found, left_out = [], []
@@ -233,18 +237,18 @@ class Registry:
 
     @property
     def has_dataset(self) -> bool:
-        """Whether registry.yaml says what is read; else all batches are the trainer's own."""
+        """Whether registry.yaml names a dataset; else all batches are the trainer's own."""
         return "dataset" in self.choices
 
     def written(self, *path: str) -> Mapping[str, Any]:
-        """The values that registry.yaml itself has there, without defaults."""
+        """The values under a path in registry.yaml itself, without defaults."""
         values: Mapping[str, Any] = self.source.values
         for key in path:
             values = values.get(key) or {}
         return values
 
     def with_batch_size(self, batch_size: int) -> Registry:
-        """The same composition with so many samples per rank."""
+        """The same registry with `batch_size` samples per rank."""
         values = dict(self.source.values)
         values["train"] = {**(values.get("train") or {}), "batch_size": batch_size}
         return dataclasses.replace(
@@ -254,8 +258,8 @@ class Registry:
         )
 
     def with_streams(self, streams: int | None) -> Registry:
-        """The same composition, whose reader has so many streams; itself where that is None, or as
-        many as it has."""
+        """The same registry whose reader has so many streams; this registry itself if `streams` is
+        None or unchanged."""
         if streams is None:
             return self
         reader, values = self.one("reader"), dict(self.source.values)
@@ -271,12 +275,13 @@ class Registry:
         )
 
     def having(self, values: Mapping[str, Any]) -> Registry:
-        """Other values in the same place, checked; `RecdError` says what is wrong with them."""
+        """A checked registry of other values in the same folder; `RecdError` says what is wrong
+        with them."""
         source = Source.read(values, ())
         return _checked(dataclasses.replace(source, folder=self.source.base))
 
     def one(self, slot: str) -> Choice:
-        """The record of a slot that takes one; an error where nothing fills it."""
+        """The choice of a slot that takes one record; `RegistryError` if nothing fills it."""
         choices = self.chosen(slot)
         if not choices:
             known = [claim.record.name for claim in self.catalog.of(slot)]
@@ -331,11 +336,11 @@ def _checked(source: Source) -> Registry:
 
 
 def _catalog(plugins: Sequence[str], source: Source) -> Catalog:
-    """The records of these plugins; an error of one says where it is named."""
+    """The records of these plugins; an error in a plugin says where registry.yaml names it."""
     named = Catalog, *plugins, source.base
     catalog = remembered(named, lambda: Catalog(plugins, source.base, strict=False))
     for name, error in catalog.broken.items():
-        # Of a name that stands there twice the second is one too many.
+        # If a name stands there twice, the second is the wrong one.
         places = [index for index, one in enumerate(plugins) if one == name]
         where = f"plugins[{places[:2][-1]}]" if places else "plugins"
         if isinstance(error, RegistryError):
@@ -345,8 +350,8 @@ def _catalog(plugins: Sequence[str], source: Source) -> Catalog:
 
 
 def _with_schema(source: Source, catalog: Catalog) -> Source:
-    """The source with a foreign schema in place of the file that `dataset.schema` names, so that
-    whatever is made of a registry, by whatever process, is known by what the file says."""
+    """The source with the foreign schema itself in place of the file that `dataset.schema` names.
+    So whatever any process makes from a registry is identified by the content of that file."""
     dataset = source.values.get("dataset")
     if not isinstance(dataset, Mapping) or not isinstance(dataset.get("schema"), str | Path):
         return source
@@ -432,8 +437,8 @@ def _choice(
 def _check_level(
     options: Mapping[str, Any], config: type, where: str, beside: Sequence[str] = ()
 ) -> None:
-    """`RegistryError` for the first name among options that is none of them, and that
-    registry.yaml has elsewhere: a line that is indented too far, or under another key."""
+    """`RegistryError` for the first name that is not one of the options but belongs elsewhere in
+    registry.yaml: its line is indented too far, or under another key."""
     for name in options:
         of_train = option_path(TrainSettings, str(name))
         if option_path(config, str(name)) or name in beside or not (name in KEYS or of_train):
@@ -451,8 +456,8 @@ def _check_level(
 def _others(
     record: Record[Any, Any], options: dict[str, Any], where: str, catalog: Catalog
 ) -> Choice | None:
-    """The planner that `others` among the options names, by default TorchRec's; taken out of
-    them."""
+    """The planner that `others` names, by default TorchRec's; `others` is removed from the options.
+    None if the record stands in front of no planner."""
     if stands_in_front(record):
         return _choice("sharding", options.pop("others", None), f"{where}.others", catalog)
     if "others" in options and isinstance(record, ShardingRecord):
@@ -465,7 +470,8 @@ def _others(
 
 
 def _before_sharding(cache: Choice, sharding: Choice, values: Mapping[str, Any]) -> Choice:
-    """A cache in front of what its own `others` names; or else of the sharding slot's planner."""
+    """The cache, in front of the planner that its own `others` names, or else in front of the
+    sharding slot's planner."""
     if cache.others is None:
         return dataclasses.replace(cache, others=sharding)
     if values.get("sharding") is not None:
@@ -478,7 +484,7 @@ def _before_sharding(cache: Choice, sharding: Choice, values: Mapping[str, Any])
 
 
 def _with_others(choice: Choice) -> Iterator[Choice]:
-    """The choice, and those that it stands in front of by its own `others`."""
+    """The choice, and the choices that it stands in front of by its own `others`."""
     yield choice
     if choice.others is not None and choice.others.where != "sharding":
         yield from _with_others(choice.others)
@@ -511,7 +517,7 @@ def _check_uses(choices: Sequence[Choice], filled: Any) -> None:
 
 
 def plugin_names(value: Any) -> tuple[str, ...]:
-    """The names that stand under `plugins`."""
+    """The names under `plugins`."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
@@ -522,7 +528,7 @@ def plugin_names(value: Any) -> tuple[str, ...]:
 
 
 def _topology(value: Any, base: Path) -> tuple[Topology, dict[str, Empty]]:
-    """The topology; and by its key a notice of each that has nothing behind it in a file."""
+    """The topology, and a notice, by key, of each key of a file that has nothing behind it."""
     if value is None:
         return PRESETS["local"], {}
     if isinstance(value, str):

@@ -35,8 +35,7 @@ class Contexts:
     sharders: Callable[[], Sequence[ModuleSharder[nn.Module]]]
     """The trainer's own."""
     known: Callable[[], Mapping[str, Any]] = dict
-    """The facts that planners are to know by now beside what registry.yaml says: fields of
-    `Context`."""
+    """What planners should know by now in addition to registry.yaml: fields of `Context`."""
 
     def of(self, slot: str, schema: Schema | None = None, tables: Tables | None = None) -> Context:
         """The context of a slot; its neighbours are built for it, with the same schema."""
@@ -52,7 +51,7 @@ class Contexts:
         return planner
 
     def planning(self, choice: Choice) -> Context:
-        """The context by which an already built planner of a choice is to plan from now on."""
+        """The context with which an already built planner of a choice plans from now on."""
         return dataclasses.replace(self._context(choice.record.slot, (), None), **self.known())
 
     def _context(
@@ -115,7 +114,7 @@ def _check_forward(pooling: nn.Module, whose: str) -> None:
             f"{whose} a {type(pooling).__name__} whose forward cannot be called with values, "
             f"lengths and a query ({error}). Write `forward(self, values, lengths, query=None)`."
         ) from error
-    except ValueError:  # of one that Python did not compile
+    except ValueError:  # code that Python did not compile has no signature
         return
 
 
@@ -124,7 +123,7 @@ def _takes_query(pooling: nn.Module) -> bool:
         signature(pooling.forward).bind("values", "lengths", "query")
     except TypeError:
         return False
-    except ValueError:  # of one that Python did not compile
+    except ValueError:  # code that Python did not compile has no signature
         return True
     return True
 

@@ -1,4 +1,4 @@
-"""Some batches of a training epoch, from all over it, as the reader hands them to `dedup`."""
+"""Samples batches from a whole training epoch, as the reader hands them to `dedup`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Delivered"]
 
 RANKS = 4
-"""The ranks whose batches are looked at, at most."""
+"""The largest number of ranks whose batches are sampled."""
 
 
 class Delivered:
-    """The batches for a record that chooses by measuring: in the reader's order, shuffled as it
-    shuffles."""
+    """The batches for a record that measures in order to choose: they are in the reader's order,
+    including its shuffling."""
 
     def __init__(
         self,
@@ -37,13 +37,14 @@ class Delivered:
         self._world_size = world_size
         self._batch_size = batch_size
         self.digest = digest
-        """Changes with the table and with whatever decides about its batches."""
+        """A text that changes with the table and with anything that decides about its batches."""
 
     def batches(
         self, converter: DedupConverter, samples: int, places: int
     ) -> Iterator[tuple[int, Batch]]:
-        """About so many samples in whole batches, converted and not preprocessed, each with the
-        number of its place. A loader that cannot begin anywhere has its first batches looked at."""
+        """About `samples` samples in whole batches, converted but not preprocessed, each with the
+        number of its place. A loader that cannot begin anywhere in its epoch gives its first
+        batches."""
         transform = BatchTransform([], converter)
         ranks = min(self._world_size, RANKS)
         count, each = -(-samples // (ranks * self._batch_size)), -(-places // ranks)

@@ -52,7 +52,7 @@ class Delivery:
     """The plugins, with their versions or the digests of their code, that fill each slot; with the
     digests of the files that steps of batches read."""
     columns: Collection[str] | None = None
-    """The features and dense columns that are read of the tables, where the model needs not all."""
+    """The features and dense columns that are read from the tables; None if all are read."""
 
     @classmethod
     def of(
@@ -65,12 +65,12 @@ class Delivery:
             key: source[key] for key in ("plugins", *SLOTS_OF_BATCHES) if source.get(key)
         }
         if groups is not None and "dedup" in values:
-            # Weighing them anew takes the model, and could end otherwise. Nothing written is auto.
+            # Choosing groups anew needs the model and could end differently, so `auto` is replaced.
             dedup, written = registry.one("dedup"), values["dedup"]
             if getattr(dedup.config, "groups", None) == "auto":
                 options = dict(written) if isinstance(written, Mapping) else {"use": written}
                 values["dedup"] = {**options, "groups": [list(group) for group in groups]}
-                if not groups:  # it leaves batches as they are
+                if not groups:  # the converter leaves batches as they are
                     del values["dedup"]
         values["folder"] = str(Path(registry.folder).resolve())
         values["train"] = {
@@ -158,16 +158,17 @@ class OpenDelivery:
         self._registry = registry
         self._contexts = Contexts(registry=registry, device="cpu", sharders=list)
         self._found = 0
-        """The period that was asked for last: the next one is looked for from there."""
+        """The number of the period that was found last; the next search starts there."""
 
     @property
     def tables(self) -> Tables:
-        """The dataset, through every `etl` step, with the columns that are read; of one that grows,
-        its first period with rows."""
+        """The dataset's tables after every `etl` step, with the columns that are read. For a
+        dataset that grows, those of its first period with rows."""
         return self._steps.tables
 
     def table(self, split: Split, digest: str) -> Table | None:
-        """The table of a split with this digest: the dataset's, or one of its periods'."""
+        """The table of a split with this digest, from the dataset or one of its periods; None if
+        there is none."""
         if self._periods is None:
             table = self.tables[split]
             return table if table_digest(table) == digest else None
@@ -192,7 +193,7 @@ class OpenDelivery:
     @cached_property
     def _steps(self) -> FeatureSteps:
         def found(notices: object) -> None:
-            """The trainer's own stack has given them."""
+            """Ignores notices, since the trainer's own stack has given them."""
 
         tables = cache(lambda: prepared(self._registry, self._contexts.of, silent))
         return FeatureSteps(self._registry, self._contexts, tables, found, self.delivery.columns)

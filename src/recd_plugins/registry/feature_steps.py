@@ -73,7 +73,8 @@ class FeatureSteps:
         columns: Collection[str] | None = None,
     ) -> None:
         """`prepare` gives the tables, whole; `found` is handed the notices of the converter.
-        `columns` are those that are read of the tables, where another process has found it out."""
+        `columns` are those that are read from the tables, if another process has already found
+        them."""
         self._found = found
         self._columns = columns
         self._registry = registry
@@ -82,22 +83,22 @@ class FeatureSteps:
         self._looked_at: tuple[KeyedJaggedTensor, ...] = ()
         """The features of some of the trainer's own batches."""
         self._model: ReferenceType[nn.Module] | None = None
-        """The trainer's, before it is adapted."""
+        """The trainer's model, before it is adapted."""
         self._converts = False
         self.group: ProcessGroup | None = None
-        """The ranks that train, where these are not all of the job's."""
+        """The ranks that train, if these are not all ranks of the job; else None."""
 
     def take_model(self, model: nn.Module) -> None:
-        """The trainer is about to adapt this one."""
+        """Take the model that the trainer is about to adapt."""
         self._model = ref(model)
 
     @property
     def model(self) -> nn.Module | None:
-        """The model that the trainer adapted last, while it lives."""
+        """The model that the trainer adapted last; None if there is none or it is gone."""
         return None if self._model is None else self._model()
 
     def look_at(self, batches: Iterable[Any], features: FeaturesOf | None) -> None:
-        """Have the converter choose by some of the trainer's batches: those of rank 0."""
+        """Have the converter choose by some of the trainer's batches on rank 0."""
         if not self._registry.chosen("dedup"):
             return
         import torch.distributed as dist
@@ -113,7 +114,7 @@ class FeatureSteps:
         group = self.group or (dist.GroupMember.WORLD if dist.is_initialized() else None)
         plans = group is None or group.rank() == 0
         with Look(batches) as look:
-            # Every rank reads as many as rank 0, for a loader may ask something of all of them.
+            # Every rank reads as many as rank 0, since a loader may call collectives.
             count = agreed(lambda: sample_size(look.first, features), self.group)
             found: tuple[KeyedJaggedTensor, ...] = ()
 
@@ -127,7 +128,7 @@ class FeatureSteps:
             _ = read() if group is None else together(group, read)
             self._looked_at = agreed(lambda: found, self.group)
         for known in ("columns", "steps", "_every", "tables"):
-            self.__dict__.pop(known, None)  # of the dataset's batches, which are others
+            self.__dict__.pop(known, None)  # they were for the dataset's batches
 
     @property
     def of_own_batches(self) -> bool:
@@ -170,12 +171,12 @@ class FeatureSteps:
 
     @cached_property
     def _every(self) -> list[Step]:
-        """The steps with all features that there are."""
+        """The steps for all features, whether they are read or not."""
         return steps_of(self.transforms, self.there) if self.transforms else []
 
     @property
     def read(self) -> Schema:
-        """The schema of what `preprocess` is given."""
+        """The schema of what `preprocess` gets."""
         return self.there if self.columns is None else self.there.having(self.columns)
 
     @property
@@ -255,8 +256,8 @@ class FeatureSteps:
         return self.steps[-1].after() if self.steps else self.read
 
     def unneeded(self, looked_up: Collection[str]) -> tuple[str, ...]:
-        """The tables' features of which neither is looked up what is left of them, nor what a
-        transform makes of them; none that is read for its name in `dataset.features`."""
+        """The tables' features that no lookup needs: neither they nor what a transform makes of
+        them is looked up. A feature that `dataset.features` names is not among them."""
         named = self._named if self.says_what_it_takes else frozenset()
         wanted = completed(self.steps, needed(self.steps, looked_up) | named)
         return tuple(name for name in self.read.sparse_names if name not in wanted)
@@ -273,7 +274,7 @@ class FeatureSteps:
         try:
             keys = schema_of_keys(sorted(looked_up))
             steps = steps_of(chosen, keys) if own and not self._looked_at else self._every
-        except RegistryError:  # of features that the trainer's model does not look up
+        except RegistryError:  # a step names features that the trainer's model does not look up
             return
         choices = {id(one.transform): choice for one, choice in self._chosen_transforms}
         for step in steps:
@@ -330,7 +331,7 @@ class FeatureSteps:
             )
 
         values = self._registry.source.values
-        # What `dedup` chooses by these batches decides nothing about them.
+        # What `dedup` chooses by these batches has no effect on them.
         decides = {slot: values.get(slot) for slot in DELIVERY if slot != "dedup"}
         stripes = [(one.file.name, one.group, one.num_rows) for one in tables.train.stripes]
         settings = [train.batch_size, train.seed, train.threads, world_size, train.device]
@@ -434,7 +435,7 @@ class FeatureSteps:
         return shares
 
     def explain(self) -> str:
-        """Why batches are deduplicated so."""
+        """Why batches are deduplicated as they are; empty if the converter does not explain it."""
         converter: object = self.converter
         if not isinstance(converter, Explains):
             return ""
@@ -450,11 +451,11 @@ class FeatureSteps:
         converter = self.converter
         self._found([*self._for_nothing()])
         if getattr(converter, "groups", None) == ():
-            converter = None  # it leaves batches as they are, for some microseconds of each
+            converter = None  # it would only cost some microseconds for each batch
         if not self.steps and not converter:
             return None
         if any(step.changes_keys for step in self.steps):
-            _ = self.groups  # it refuses what unique samples do not allow
+            _ = self.groups  # it refuses steps that unique samples do not allow
         from recd_plugins.data.transform import BatchTransform, batch_steps
         from recd_plugins.sparse.id_bounds import IdBounds
 
@@ -471,7 +472,7 @@ class FeatureSteps:
         return BatchTransform(batch_steps(self.steps), converter, bounds, self._who_converts)
 
     def _for_nothing(self) -> Iterator[Notice]:
-        """Notices of transforms of features or columns none of which is read."""
+        """Notices of transforms whose features or columns are not read at all."""
         left = {id(step.transform) for step in self.steps}
         choices = {id(one.transform): choice for one, choice in self._chosen_transforms}
         for step in self._every if self.columns is not None else ():
@@ -501,7 +502,7 @@ def _takes_none(choice: Choice) -> Unused:
 
 
 def _is_groups(groups: Any) -> bool:
-    """Whether it has features by group."""
+    """Whether these are groups of features."""
     return isinstance(groups, Sequence) and all(
         isinstance(group, Sequence)
         and not isinstance(group, str)

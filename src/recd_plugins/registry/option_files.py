@@ -101,8 +101,8 @@ def note_less_files(
 
 
 def outdated_by_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
-    """The first of the choices of which a file has changed since its tables were made; None if
-    there is none."""
+    """A notice of the first of the choices of which a file has changed since its tables were made,
+    if any."""
 
     def changed(choice: Choice, folder: Path) -> str | None:
         file = changed_file(choice, folder)
@@ -112,7 +112,7 @@ def outdated_by_files(choices: Sequence[Choice], folders: Sequence[Path]) -> Ite
 
 
 def changed_file(choice: Choice, folder: Path) -> Path | None:
-    """The first file of a choice that differs from the record."""
+    """The first file of a choice that differs from the record; None if none does."""
     try:
         noted = json.loads((folder / NOTE).read_text())
         for path, stat in stats_of_files(choice).items():
@@ -120,5 +120,5 @@ def changed_file(choice: Choice, folder: Path) -> Path | None:
             if stat != (size, mtime_ns) and (stat.size != size or sha256_of(path) != digest):
                 return path
     except (OSError, ValueError, TypeError, AttributeError):
-        pass  # nobody noted it
+        pass  # there is no record
     return None

@@ -17,8 +17,9 @@ def first_outdated(
     note: str,
     changed: Callable[[Choice, Path], str | None],
 ) -> Iterator[Outdated]:
-    """The first of the choices for whose folder something has `changed`, in words, if any; all
-    later tables were made from that folder's. The `note` in the folder shows the change."""
+    """A notice of the first of the choices for whose folder something has `changed`, in words, if
+    any; all later tables were made from that folder's. The `note` in the folder shows the
+    change."""
     for at, (choice, folder) in enumerate(zip(choices, folders, strict=True)):
         if (why := changed(choice, folder)) is None:
             continue

@@ -73,13 +73,14 @@ def is_by_other_code(choice: Choice, folder: Path) -> bool:
 
 
 def outdated_by_code(choices: Sequence[Choice], folders: Sequence[Path]) -> Iterator[Outdated]:
-    """The first of the choices whose code has changed since its tables were written, if any."""
+    """A notice of the first of the choices whose code has changed since its tables were written, if
+    any."""
 
     def changed(choice: Choice, folder: Path) -> str | None:
         try:
             noted = (folder / NOTE).read_text()
         except OSError:
-            return None  # nobody noted it
+            return None  # there is no record
         if noted == _digest_of(choice):
             return None
         return f"the code of {choice.provider} has changed since it wrote {folder}"
@@ -97,7 +98,7 @@ def _digest_of(choice: Choice) -> str | None:
     if choice.provider.distribution == DISTRIBUTION or module is None:
         return None
     package = sys.modules.get(module.__name__.partition(".")[0], module)
-    if package.__name__ == "recd_plugins":  # its author took one of ours
+    if package.__name__ == "recd_plugins":  # the plugin uses one of our builds
         return None
     named = getattr(package, "__file__", None) or getattr(module, "__file__", None)
     if named is None:
@@ -112,6 +113,6 @@ def _digest_of(choice: Choice) -> str | None:
             if not archive:
                 digest.update(f"{one.relative_to(file.parent)}\n".encode())
             digest.update(one.read_bytes())
-    except OSError:  # it is gone since it was read
+    except OSError:  # it was removed after it was imported
         return None
     return digest.hexdigest()

@@ -1,4 +1,5 @@
-"""The dataset as tables on disk: written once under a name that says how, then reused.
+"""Writes the dataset as tables on disk, once, under a name that depends on how they are made, and
+then reuses them.
 
 A dataset that grows has tables for each period."""
 
@@ -50,11 +51,11 @@ from recd_plugins.storage.whole_file import of_path
 __all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]
 
 SAY_EVERY = 30.0
-"""Seconds after which a rank that waits for a period says so, and says it again."""
+"""Seconds after which a rank that waits for a period reports it, again and again."""
 REMOVED = ".removed"
-"""The end of a folder's name while what is in it is removed."""
+"""The end of a folder's name while its content is removed."""
 WAITS_SILENTLY = 1.0
-"""Seconds for which a process waits for another one that writes tables, without saying so."""
+"""Seconds for which a process waits silently for another one that writes tables."""
 
 
 Found = Callable[[Iterable[Notice]], None]
@@ -67,7 +68,7 @@ def prepared(
     found: Found = lambda notices: None,
 ) -> Tables:
     """The tables of a registry, after every `etl` step; `context` gives a slot's context. `found`
-    gets the notices of tables that were written by code which has changed since.
+    gets notices, for example of tables whose code has changed since they were written.
 
     Any number of processes may call it at the same time: one works, the others wait.
     """
@@ -77,7 +78,7 @@ def prepared(
 
 @contextlib.contextmanager
 def beside_registry(registry: Registry) -> Iterator[None]:
-    """Inside, the error about a missing table says whether it lies beside registry.yaml."""
+    """Inside, the error about a missing table says whether the table is beside registry.yaml."""
     try:
         yield
     except NoSuchTable as error:
@@ -97,7 +98,7 @@ def _prepared(
         dataset: Dataset = registry.one("dataset").build(context("dataset"))
         return _written(registry, context, dataset, progress, found)
 
-    # `recd advise` asks again for registries that differ in other things.
+    # `recd advise` asks again for registries that differ only in other things.
     return remembered(("tables", str(registry.folder), repr(options)), opened)
 
 
@@ -108,7 +109,7 @@ def _written(
     progress: Progress,
     found: Found = lambda notices: None,
 ) -> Tables:
-    """The tables of a dataset, or of a period of one, through every `etl` step."""
+    """The tables of a dataset, or of one of its periods, after every `etl` step."""
     choice = registry.one("dataset")
     if dataset.in_place and not registry.chosen("etl"):
         with choice.named("when it wrote its tables"):
@@ -142,7 +143,7 @@ def _written(
 def _begun(choice: Choice, folder: Path, dataset: Dataset | None = None) -> Iterator[None]:
     """Inside, a choice writes its tables. The code and the files that make them are recorded
     first: if a kill leaves the tables incomplete, a process with other code, or other files, may
-    write the rest. A `dataset` with a fingerprint has its files in that."""
+    write the rest. The fingerprint of a `dataset`, if it has one, covers its files."""
     if _are_written([folder]):
         yield
         return
@@ -206,13 +207,14 @@ class Periods:
         waiting: Waiting = lambda what: None,
         found: Found = lambda notices: None,
     ) -> None:
-        """`waiting` hears, several times a second, what period is waited for, and why; `found` is
-        handed the notices of tables, each once of all periods that it is of."""
+        """`waiting` is called several times a second with the period that is waited for, and why.
+        `found` gets the notices of tables, each notice once, though several periods may have
+        it."""
         self.dataset = dataset
         self._registry, self._context, self._waiting = registry, context, waiting
         self._found, self._reported = found, set[str]()
         self._held: dict[int, int] = {}
-        """By period, the descriptor whose lock keeps its tables."""
+        """Period to the descriptor whose lock keeps its tables."""
         weakref.finalize(self, _give_back, self._held)
 
     @classmethod
@@ -249,7 +251,8 @@ class Periods:
         return _written(self._registry, self._context, period, progress, self._hand_on)
 
     def _hand_on(self, notices: Iterable[Notice]) -> None:
-        """Hand on what is of no period before: the folders alone that a notice names differ."""
+        """Hand on the notices that no earlier period had; those of two periods differ only in the
+        folders that they name."""
         new = [one for one in notices if f"{type(one).__name__} {one.what}" not in self._reported]
         self._reported.update(f"{type(one).__name__} {one.what}" for one in new)
         self._found(new)
@@ -261,7 +264,7 @@ class Periods:
             os.close(self._held.pop(old))
         if number not in self._held:
             file = self._lock_of(period)
-            with contextlib.suppress(OSError):  # nobody removes from where nobody may write
+            with contextlib.suppress(OSError):  # nobody can remove tables if nobody may write there
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._held[number] = _locked(file, fcntl.LOCK_SH)
 
@@ -282,8 +285,7 @@ class Periods:
             number += 1
 
     def closed(self, number: int) -> Iterator[tuple[int, Tables]]:
-        """The periods from this one on that are closed, and whose tables are there; nothing is
-        waited for."""
+        """The periods from this one on that are closed and whose tables exist; it does not wait."""
         with contextlib.suppress(NotClosed):
             while (period := self.dataset.period(number)) is not None:
                 if _are_written(self._folders(period)[-1:]):
@@ -291,21 +293,22 @@ class Periods:
                 number += 1
 
     def counts(self, number: int) -> Mapping[str, int]:
-        """The numbers of what came in a period, by name."""
+        """How many rows of each kind came in a period, by name; empty if there is no such
+        period."""
         period = self.wait(number)
         return {} if period is None else period.counts(self._folders(period)[0])
 
     def remove_before(self, number: int) -> None:
         """Remove the tables that lie more than `keep` periods behind this one, except those of the
         first period with rows, and those that another run holds: it removes them itself."""
-        for left in self._registry.folder.glob(f".*{REMOVED}"):  # by a kill
+        for left in self._registry.folder.glob(f".*{REMOVED}"):  # a kill left it
             shutil.rmtree(left, ignore_errors=True)
         first, _ = self.first()
         for old in range(number - self.dataset.keep - 1, first, -1):
             period = self.wait(old)
             folders = [] if period is None else self._folders(period)
             if not any(folder.exists() for folder in folders):
-                return  # those before it are gone, too
+                return  # earlier ones are gone, too
             assert period is not None
             with contextlib.suppress(OSError):
                 file = self._lock_of(period)
@@ -358,8 +361,8 @@ def _give_back(held: Mapping[int, int]) -> None:
 
 
 def there(registry: Registry, context: Callable[[str], Context], path: Location) -> Tables | None:
-    """The same tables, if one of them lies at this absolute path and nothing has to be written
-    for them. Nothing is opened for a path that cannot be one of theirs."""
+    """The tables of `prepared`, if one of them is at this absolute path and nothing has to be
+    written for them; else None. Nothing is opened for a path that cannot be one of theirs."""
     choice = registry.one("dataset")
     if not (_is_named(choice, path) or _is_within(path, registry.folder)):
         return None
@@ -379,12 +382,12 @@ def _grows(choice: Choice) -> bool:
 
 
 def absolute(path: Location) -> Location:
-    """The path that is equal for two names of one place."""
+    """The absolute path, which is equal for two names of one place."""
     return path.resolve() if isinstance(path, Path) else path
 
 
 def _is_named(choice: Choice, path: Location) -> bool:
-    """Whether the dataset's options name the path as that of a split."""
+    """Whether the dataset's options name this path for a split."""
     for split in SPLITS:
         named = getattr(choice.config, split, None)
         each = named if isinstance(named, tuple) else (named,)

@@ -1,7 +1,7 @@
-"""A chain of transforms as one text: what serving, or another trainer, runs in its place.
+"""A chain of transforms as one text, which serving or another trainer can run.
 
-It is JSON, of the names and options that registry.yaml has, of the schema that the chain is for,
-and of the digests of the files that it reads. No part of it is code, and nothing is unpickled.
+It is JSON. It has the names and options from registry.yaml, the schema that the chain is for, and
+the digests of the files that it reads. No part of it is code, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class TransformProgram:
     """The transforms of a registry, in their order, and the schema that they are for."""
 
     plugins: tuple[str, ...]
-    """As registry.yaml names them; paths are whole."""
+    """The plugins as registry.yaml names them, with absolute paths."""
     steps: tuple[Mapping[str, Any], ...]
-    """As registry.yaml has them under `preprocess`, with all options."""
+    """The steps as registry.yaml has them under `preprocess`, with all options."""
     schema: Schema
-    """The columns of the tables that they are given."""
+    """The columns of the tables that the steps get."""
     files: Mapping[str, str]
     """The SHA-256 of each file that an option names."""
     seed: int = 0
-    """`train.seed`, which a transform may draw by."""
+    """`train.seed`, from which a transform may draw random numbers."""
 
     @classmethod
     def of(cls, registry: Registry, schema: Schema) -> TransformProgram:
-        """The `preprocess` of a registry, for tables of this schema."""
+        """The program of a registry's `preprocess`, for tables of this schema."""
         choices = registry.chosen("preprocess")
         found = [value for choice in choices for value in paths_of(choice)]
         base = registry.source.base
@@ -64,7 +64,7 @@ class TransformProgram:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all of it: equal programs compute the same."""
+        """The SHA-256 of the whole program: equal programs compute the same."""
         return hashlib.sha256(_text(self._content()).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -72,14 +72,15 @@ class TransformProgram:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "program") -> TransformProgram:
-        """`DataError` for a text that is none, that was altered, or whose files were."""
+        """The program in a text; `DataError` if the text is not a program, or if it or one of its
+        files was altered."""
         try:
             content = json.loads(text)
             digest, version = content.pop("digest"), content["format"]
             if version != FORMAT:
                 raise DataError(f"{where}: has format {version}, but {FORMAT} is read here.")
             for step in content["steps"]:
-                _pairs_out(step)  # an odd one is not for `transform` to meet
+                _pairs_out(step)  # a bad step fails here, not later in `transform`
             program = cls(
                 plugins=tuple(content["plugins"]),
                 steps=tuple(content["steps"]),
@@ -101,8 +102,8 @@ class TransformProgram:
         return program
 
     def check(self, schema: Schema) -> None:
-        """`DataError` unless tables of `schema` have all that the program is given: before any row
-        is read."""
+        """`DataError`, before any row is read, unless tables of `schema` have all that the program
+        needs."""
         for name in self.schema.dense:
             if name not in schema.dense or schema.width(name) != self.schema.width(name):
                 raise DataError(
@@ -119,8 +120,8 @@ class TransformProgram:
                 )
 
     def transform(self, schema: Schema | None = None) -> BatchTransform:
-        """The transform that does to batches of `schema`, by default the program's, what the chain
-        does."""
+        """The transform that applies the chain to batches of `schema`, by default the program's
+        schema."""
         from recd_plugins.data.transform import BatchTransform, batch_steps
 
         if schema is not None:
@@ -167,7 +168,7 @@ def _step(choice: Choice) -> dict[str, Any]:
 
 
 PAIRS = "pairs"
-"""A mapping whose keys are no texts, as JSON has it: {"pairs": [[key, value], ...]}."""
+"""JSON has only texts as keys, so a mapping is written as {"pairs": [[key, value], ...]}."""
 
 
 def _plain(value: Any) -> Any:
@@ -191,7 +192,7 @@ def _pairs_out(value: Any) -> Any:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file that a transform reads; `DataError` where it cannot be read."""
+    """The SHA-256 of a file that a transform reads; `DataError` if it cannot be read."""
     try:
         return sha256_of(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The settings of registry.yaml beside the slots: how to train."""
+"""The settings of registry.yaml apart from the slots: how to train."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class OptimizerSettings(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `train.optimizer` by which a registry has these: SGD has no epsilon, and
-        a registry that gives it one is asked to take it out."""
+        """The options of `train.optimizer` that give these settings. SGD has no epsilon: a registry
+        that sets one gets a notice to take it out."""
         found = dataclasses.asdict(self)
         if self.tables == "sgd":
             del found["tables_eps"]
@@ -83,18 +83,18 @@ class CodecSettings(Config):
             )
 
     def of_tables(self, device: str) -> Codecs | None:
-        """The codecs of rows, sums and their gradients, as TorchRec's sharders take them; None
-        where all have 32 bits."""
+        """The codecs of rows, sums and their gradients, as TorchRec's sharders take them; None if
+        all have 32 bits."""
         return torchrec_codecs(self.forward, self.backward, self.backward_scale, device)
 
     @property
     def carried(self) -> float:
-        """The bytes of rows, sums and gradients as they travel, over those of float32."""
+        """The bytes of rows, sums and gradients as they travel, divided by those of float32."""
         return (BYTES[self.forward] + BYTES[self.backward]) / (2 * BYTES["fp32"])
 
     @property
     def dense_carried(self) -> float:
-        """The same of dense gradients."""
+        """The same ratio for dense gradients."""
         return BYTES[self.dense] / BYTES["fp32"]
 
     @property

@@ -1,4 +1,5 @@
-"""registry.yaml as plain values, with the line of each, and overrides from the command line."""
+"""Reads registry.yaml as plain values with the line of each, and applies overrides from the command
+line."""
 
 from __future__ import annotations
 
@@ -17,36 +18,36 @@ __all__ = ["Rewritten", "Source", "as_of_yaml", "overrides_between"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rewritten:
-    """A mapping in whose place an override writes another one, which has less."""
+    """A mapping that an override replaces by another one with fewer settings."""
 
     key: str
     override: str
     dropped: tuple[str, ...]
-    """The paths of the settings that went with it."""
+    """The paths of the settings that are lost with it."""
     instead: tuple[str, ...]
-    """The overrides that change what it changes, and leave the rest as it is."""
+    """The overrides that would make the same changes and keep the other settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The values that the user wrote, and where each stands."""
+    """The values that the user wrote, and the place of each."""
 
     values: dict[str, Any]
     path: Path | None = None
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
+    """The path of a value (`train.batch_size`, `preprocess[0].modulo`) to its line."""
     empty: tuple[str, ...] = ()
-    """The paths of keys that a file or an override has with nothing behind them, not even `null`,
-    and no later override fills."""
+    """The paths of keys that have nothing behind them in a file or an override, not even `null`,
+    and that no later override fills."""
     overrides: Sequence[str] = ()
     rewritten: tuple[Rewritten, ...] = ()
-    """The mappings that lost settings to an override which no later one brings back."""
+    """The mappings that lost settings to an override, if no later override brings these back."""
     folder: Path | None = None
-    """The folder of values that no file has."""
+    """The folder for values that do not come from a file."""
 
     @classmethod
     def read(cls, registry: str | Path | Mapping[str, Any], overrides: Sequence[str]) -> Source:
-        """A file or a mapping, with `key.key=value` overrides applied."""
+        """The source from a file or a mapping, with `key.key=value` overrides applied."""
         if isinstance(registry, Mapping):
             values, path, lines = as_of_yaml(registry), None, dict[str, int]()
             empty: tuple[str, ...] = ()
@@ -76,11 +77,11 @@ class Source:
 
     @property
     def base(self) -> Path:
-        """The folder that relative plugin paths start from."""
+        """The folder from which relative paths of plugins start."""
         return self.path.parent if self.path else self.folder or Path()
 
     def place_of_empty(self, key: str) -> tuple[str, str]:
-        """The override, or the line, that has a key with nothing behind it; and its cure."""
+        """The override, or the line, that has a key with nothing behind it, and how to fix it."""
         for override in reversed(self.overrides):
             if _touched(_dotted(key), _key_of(override)):
                 cure = f"Write what is meant, take it out, or write `{key}=null`."
@@ -93,7 +94,7 @@ class Source:
         place = _dotted(where)
         for override in reversed(self.overrides):
             key = _key_of(override)
-            # What no line says came with the override of something in it.
+            # A value that has no line came with an override of something inside it.
             within = bool(where) and where not in self.lines and key.startswith(place + ".")
             if within or place == key or place.startswith(key + "."):
                 return f"override {shown(override)}: {where}"
@@ -107,8 +108,8 @@ class Source:
 
 
 def overrides_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The overrides by which the values of one registry become those of another."""
-    every = {**dict.fromkeys(before), **after}  # a slot that is null is as one that is not there
+    """The overrides that turn the values of one registry into those of another."""
+    every = {**dict.fromkeys(before), **after}  # a slot that is null is the same as a missing one
     return [*_between_parts("", dict.fromkeys(every) | dict(before), every)]
 
 
@@ -127,20 +128,20 @@ def _between(key: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _has_paths(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
-    """Whether overrides of what is in a mapping can make the other one of it: none takes a part
-    away, and another record's are others."""
+    """Whether overrides of single values can turn one mapping into the other. They cannot remove a
+    value, and they cannot replace a record, whose options are others."""
     same_record = before.get("use") == after.get("use")
     named = all(isinstance(name, str) and not {*".="} & {*name} for name in after)
     return same_record and named and before.keys() <= after.keys()
 
 
 LONGEST = 1 << 30
-"""Letters of a line that are as good as any number of them."""
+"""A line length that no text reaches, so that lines are not wrapped."""
 
 
 def as_of_yaml(value: Any) -> Any:
-    """A copy with the types that YAML has, of what programs hold in their place: tuples, numbers of
-    numpy, paths, the mappings and lists of OmegaConf."""
+    """A copy with YAML's types in place of those that programs use: tuples, numpy's numbers, paths,
+    and OmegaConf's mappings and lists."""
     if isinstance(value, Mapping):
         return {key: as_of_yaml(one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
@@ -171,19 +172,19 @@ def _read_file(path: Path) -> Document:
 
 
 def _key_of(override: str) -> str:
-    """The key of an override, with dots alone: messages have `etl[0].use`, as files' places are."""
+    """The key of an override, with only dots; messages name places in files as `etl[0].use`."""
     return _dotted(override.partition("=")[0])
 
 
 def _touched(key: str, overridden: str) -> bool:
-    """Whether an override says what is behind the key, in it or above it."""
+    """Whether an override sets the key, something inside it or something that it is part of."""
     above = overridden.removesuffix(".use")  # another record has other options
     return f"{overridden}.".startswith(f"{key}.") or key.startswith(f"{above}.")
 
 
 def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> tuple[str, ...]:
-    """Write the value of an override over what is there; the paths of those keys of it with nothing
-    behind them."""
+    """Write the value of an override into the values; returns the paths of its keys that have
+    nothing behind them."""
     _, equals, text = override.partition("=")
     key = _key_of(override)
     if not equals or not all(key.split(".")):
@@ -203,11 +204,11 @@ def _apply(values: dict[str, Any], override: str, before: Sequence[str]) -> tupl
 
 
 ABSENT = object()
-"""Stands for a value that is not there."""
+"""Stands for a missing value."""
 
 
 def _value_at(values: Any, key: str) -> Any:
-    """What is there under a key with dots."""
+    """The value under a key with dots, or `ABSENT`."""
     for name in key.split("."):
         if isinstance(values, list) and name.isdecimal() and int(name) < len(values):
             values = values[int(name)]
@@ -217,8 +218,8 @@ def _value_at(values: Any, key: str) -> Any:
 
 
 def _dropped(key: str, before: Any, after: Any) -> Iterator[str]:
-    """The paths of settings that a mapping has before and not after; none of another record's,
-    which takes other options."""
+    """The paths of settings that a mapping has before but not after; none if the record is another
+    one, which takes other options."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return
     if "use" in after and after["use"] != before.get("use"):
@@ -231,7 +232,7 @@ def _dropped(key: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _merged(before: Any, after: Any) -> Any:
-    """What a mapping has after, and before it."""
+    """The mapping after, with the settings of the one before that it lacks."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return after
     if "use" in after and after["use"] != before.get("use"):
@@ -242,7 +243,7 @@ def _merged(before: Any, after: Any) -> Any:
 def _still_lacking(
     rewritten: Sequence[Rewritten], values: Mapping[str, Any]
 ) -> Iterator[Rewritten]:
-    """The mappings, with those settings alone that the values have no more."""
+    """The mappings of which the values still lack settings, with only those settings."""
     for one in rewritten:
         if lost := tuple(each for each in one.dropped if _value_at(values, each) is ABSENT):
             yield replace(one, dropped=lost)
@@ -259,15 +260,15 @@ def _put(
         place[_index(place, last, ".".join(parents), override)] = value
         return
     if last == "use" and place.get("use") != value:
-        # Another record takes other options: those of the one it replaces go with it.
+        # Another record takes other options, so those of the replaced record are removed.
         for name in place.keys() - _kept(parents, before):
             del place[name]
     place[last] = value
 
 
 def _kept(parents: Sequence[str], before: Sequence[str]) -> set[str]:
-    """The parts of a choice that outlive its record: which features it is for, and earlier
-    overrides."""
+    """The parts of a choice that stay if its record is replaced: the features that it is for, and
+    earlier overrides."""
     kept = {"features"} if parents[:1] == ["preprocess"] else set()
     for override in before:
         key = _key_of(override).split(".")
