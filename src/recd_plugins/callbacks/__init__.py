@@ -1,1 +1,1 @@
-"""The host's own callbacks: what a run can do beside training, where registry.yaml names it."""
+"""The host's own callbacks: what a run can do beside training, if registry.yaml names it."""

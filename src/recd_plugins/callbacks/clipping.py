@@ -1,4 +1,4 @@
-"""Dense gradients, kept within bounds before they are applied."""
+"""Clips dense gradients before they are applied."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Clipping(Callback):
             self._norm = clip_grad_norm_(params, config.norm, config.norm_type)
 
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
-        """Adds the norm of the latest step's gradients, before it was clipped."""
+        """Add the norm of the latest step's gradients, as it was before clipping."""
         if self._norm is not None:
             metrics["gradient_norm"] = float(self._norm)
 

@@ -1,4 +1,4 @@
-"""A run ends when a metric no longer improves."""
+"""Ends a run when a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EarlyStopping(Callback):
                 f"{nearest(config.metric, metrics)}"
             )
         found: float | None = metrics[config.metric]
-        # What is no number is no improvement, and nothing to improve on.
+        # A NaN, or no value, is no improvement, and nothing can improve on it.
         if found is not None and not math.isnan(found):
             value = self._sign * found
             if self._best is None or value < self._best - config.min_delta:

@@ -1,4 +1,4 @@
-"""Metrics of torchrec.metrics beside loss, NE and AUC."""
+"""Metrics of torchrec.metrics in addition to loss, NE and AUC."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ FIT = (
     "unweighted_ne",
     "xauc",
 )
-"""The metrics of torchrec.metrics that need labels, predictions and weights alone."""
+"""The metrics of torchrec.metrics that need only labels, predictions and weights."""
 WINDOW = 1 << 20
-"""The latest samples, of all ranks, of those that keep samples."""
+"""How many of the latest samples of all ranks a metric keeps, if it keeps samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class ExtraMetrics(Callback):
         self._ranks = 0
         self._device: Any = None
         self._make: list[Callable[[], Any]] = []
-        """What makes each metric, for a stretch of steps."""
+        """The functions that make the metrics anew for the steps of the next line."""
         self._metrics: dict[str, list[Any]] = {}
         self._say: Callable[[str], None] = print
 
@@ -78,7 +78,7 @@ class ExtraMetrics(Callback):
         self._labels, self._ranks = training.labels, training.world_size
         self._device, self._say = training.device, training.say
         kinds = {kind.value: metric for kind, metric in REC_METRICS_MAPPING.items()}
-        # Their names are numbers: TorchRec splits its results at signs that a column may have.
+        # Tasks have numbers as names: TorchRec splits results at characters that a column may have.
         tasks = [
             RecTaskInfo(
                 name=str(number),
@@ -123,7 +123,7 @@ class ExtraMetrics(Callback):
         return {"ranks": self._ranks, "train": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with that line; where ranks are others by now, it is of the steps from here on."""
+        """Go on with that line; if the number of ranks has changed, the line begins anew here."""
         if state["ranks"] != self._ranks:
             self._say(
                 "callbacks: extra_metrics: as ranks are others, the next line has the metrics of "
@@ -135,11 +135,11 @@ class ExtraMetrics(Callback):
                 _fill(metric, state["train"][name], self._device)
 
     def _of_train(self) -> Iterator[tuple[str, Any]]:
-        """The metrics of the next line of training, by name; none before the run starts."""
+        """The metrics of the next line of training, by name; empty before the run starts."""
         return zip(self._names, self._metrics.get("train", ()), strict=False)
 
     def _begin(self, split: str) -> None:
-        # To reset one does not do: that of auprc would go on with the mean of all lines before.
+        # A reset is not enough: auprc would go on with the mean of all earlier lines.
         self._metrics[split] = [make() for make in self._make]
 
     def _update(self, split: str, training: Training) -> None:
@@ -171,17 +171,17 @@ class ExtraMetrics(Callback):
 
 
 def _made(kind: Callable[..., Any], device: torch.device, **options: Any) -> Any:
-    """A metric all of whose sums and samples are in its state dict."""
+    """A metric that has all its sums and samples in its state dict."""
     metric = kind(**options).to(device)
     for part in metric.modules():
-        if hasattr(part, "persistent"):  # torchmetrics' own have it
+        if hasattr(part, "persistent"):  # torchmetrics' classes have it
             part.persistent(True)
     return metric
 
 
 def _kept(metric: Any) -> dict[str, Any]:
-    """What a metric has collected, as JSON takes it, to the bit: sums; and the samples that some
-    keep, but for those of weight 0, of which TorchRec makes one itself."""
+    """What a metric has collected, as JSON holds it, exact to the bit: sums, and the samples that
+    some metrics keep. Samples of weight 0 are left out, since TorchRec makes one itself."""
     import torch
 
     sums: dict[str, Any] = {}
@@ -200,7 +200,8 @@ def _kept(metric: Any) -> dict[str, Any]:
 
 
 def _fill(metric: Any, kept: Mapping[str, Any], device: torch.device) -> None:
-    """Have a new metric collect that: samples by a call, for TorchRec counts them elsewhere too."""
+    """Fill a new metric with what `_kept` returned. Samples go through `update`, since TorchRec
+    also counts them elsewhere."""
     sums = {name: _of_json(one, device) for name, one in kept["sums"].items()}
     metric.load_state_dict(metric.state_dict() | sums)
     samples = {name: _of_json(one, device) for name, one in kept["samples"].items()}

@@ -1,4 +1,4 @@
-"""The dense part of the model in bfloat16, by torch.autocast."""
+"""Computes the dense part of the model in bfloat16, by torch.autocast."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MixedPrecisionConfig(Config):
 
 
 class MixedPrecision(Callback):
-    """Runs forward, in training and evaluation, under autocast; backward follows its types."""
+    """Runs forward under autocast, in training and evaluation; backward uses the same types."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []

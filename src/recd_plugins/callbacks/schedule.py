@@ -1,4 +1,4 @@
-"""Learning rates that change from step to step: a warm-up, then any scheduler of torch's."""
+"""Changes learning rates from step to step: a warm-up, then any of torch's schedulers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNFIT = {
     "SequentialLR": "takes other schedulers",
     "ChainedScheduler": "takes other schedulers",
 }
-"""Schedulers of torch's that no options of registry.yaml can name, and why."""
+"""The schedulers of torch that registry.yaml cannot name, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,10 @@ class ScheduleConfig(Config):
 
 
 class Schedule(Callback):
-    """Sets the rates before each step; the schedulers run on stand-ins of the optimizers.
+    """Sets the rates before each step; the schedulers run on stand-ins for the optimizers.
 
-    A fused optimizer has no parameters that torch could step: the stand-ins' rates are the state.
+    torch could not step the parameters of a fused optimizer, so the rates of the stand-ins are the
+    state.
     """
 
     def __init__(self, config: ScheduleConfig) -> None:
@@ -72,7 +73,7 @@ class Schedule(Callback):
         usual = {"dense": settings.dense_lr, "tables": settings.tables_lr}
         for name, optimizer in self._optimizers(training):
             rates = [group["lr"] for group in optimizer.param_groups]
-            # A rank without tables keeps the schedule of those that another plan may give it.
+            # A rank without tables keeps their schedule, since another plan may give it some.
             self._schedules[name] = _schedule(self._config, rates or [usual[name]])
 
     def before_step(self, training: Training) -> None:
@@ -87,11 +88,11 @@ class Schedule(Callback):
             return
         for optimizer, scheduler in self._schedules.values():
             if scheduler is not None:
-                optimizer.step()  # of nothing; torch warns of a scheduler that steps first
+                optimizer.step()  # steps nothing; torch warns if a scheduler steps first
                 scheduler.step()
 
     def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
-        """Adds the rates of the latest step, of the first group of each."""
+        """Add the rates of the latest step, those of the first group of each optimizer."""
         for name, optimizer in self._optimizers(training):
             if rates := [group["lr"] for group in optimizer.param_groups]:
                 metrics[f"{name}_lr"] = float(rates[0])
@@ -107,8 +108,8 @@ class Schedule(Callback):
         return {"made_of": self._made_of, **states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the schedule; where options or rates are others by now, or a plan gave this
-        rank tables, at the place where it would be if they had been so from the start."""
+        """Go on with the schedule. If options or rates have changed, or a plan gave this rank
+        tables, go on from where the schedule would be if that had been so from the start."""
         saved = {name: state.get(name, {}).get("scheduler", {}) for name in ("dense", "tables")}
         steps = max(one.get("last_epoch", 0) for one in saved.values())
         alike = state.get("made_of", self._made_of) == self._made_of
@@ -135,7 +136,8 @@ class Schedule(Callback):
 
 
 def _schedule(config: ScheduleConfig, rates: list[float]) -> tuple[Optimizer, LRScheduler | None]:
-    """An optimizer of nothing with these rates, and its scheduler."""
+    """An optimizer with these rates and no numbers to step, and its scheduler; None without a
+    scheduler."""
     import torch
 
     groups = [{"params": [torch.nn.Parameter(torch.empty(0))], "lr": rate} for rate in rates]
@@ -165,13 +167,13 @@ def _schedule(config: ScheduleConfig, rates: list[float]) -> tuple[Optimizer, LR
 
 
 def _counts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a scheduler without its mappings: options make them, as the milestones of
-    MultiStepLR, and checkpoints of before gave their numbers back as texts."""
+    """The state of a scheduler without its mappings, such as the milestones of MultiStepLR: options
+    make them anew, and older checkpoints gave their numbers back as texts."""
     return {name: one for name, one in state.items() if not isinstance(one, Mapping)}
 
 
 def _step_to(steps: int, optimizer: Optimizer, scheduler: LRScheduler) -> None:
-    """Take so many steps, from the first on."""
+    """Take `steps` steps, from the first on."""
     try:
         for _ in range(steps):
             optimizer.step()
@@ -184,9 +186,9 @@ def _step_to(steps: int, optimizer: Optimizer, scheduler: LRScheduler) -> None:
 
 
 def _try(config: ScheduleConfig) -> None:
-    """`RegistryError` for what a scheduler refuses: some look at their options in the first step.
+    """`RegistryError` if a scheduler refuses its options: some look at them only in the first step.
 
-    `T_max` may be a text until then, or zero.
+    Until then `T_max`, for example, may be a text or zero.
     """
     stand_in, scheduler = _schedule(config, [1.0])
     if scheduler is None:

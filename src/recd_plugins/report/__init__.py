@@ -1,2 +1,2 @@
-"""The drawn report of what runs recorded and commands printed: one HTML page that needs nothing
-else."""
+"""Draws a report of what runs recorded and commands printed: one HTML page that needs no other
+files."""

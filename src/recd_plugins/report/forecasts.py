@@ -1,4 +1,4 @@
-"""Forecast beside fact: of runs at their end, and of advice before any run."""
+"""Draws forecast beside fact for runs that have ended, and the forecasts of advice."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from recd_plugins.trainer.measure.beside import Beside, why_parted
 __all__ = ["figures"]
 
 ROW = 40
-"""Pixels of a forecast."""
+"""The height of a forecast, in pixels."""
 REACH = 2.0
-"""Times the forecast that the scale reaches, up and down; what is beyond lies at its end."""
+"""The scale goes from the forecast divided by this to the forecast times this; a fact beyond is
+drawn at its end."""
 FAMILIES = {
     "fixed": ("Python and optimizer", "pale"),
     "dense": ("dense layers", "slate"),
@@ -31,7 +32,7 @@ FAMILIES = {
     "ar_cross": ("all-reduces", "green"),
     "dense_reduce": ("all-reduces", "green"),
 }
-"""The parts of a forecast step, by the words and the ink that they share."""
+"""The parts of a forecast step, and the words and the ink of each, which several may share."""
 
 
 def figures(sources: Sources) -> Iterator[Figure]:
@@ -45,7 +46,7 @@ def figures(sources: Sources) -> Iterator[Figure]:
 
 
 def _beside(found: Sequence[Beside], of: str) -> Figure:
-    """A row for each, the fact as a multiple of the forecast; the bar is the interval."""
+    """A row for each forecast, with the fact as a multiple of it; the bar is its interval."""
     marks, y = [], 6.0
     for one in found:
         what, forecast, fact = one.words
@@ -91,17 +92,18 @@ def _beside(found: Sequence[Beside], of: str) -> Figure:
 
 
 def _place(times: float) -> float:
-    """The place in percent, of a multiple of the forecast."""
+    """The place of a multiple of the forecast, in percent."""
     return 50 + 50 * max(-1.0, min(1.0, math.log(max(times, 1e-9)) / math.log(REACH)))
 
 
 def _short(what: str) -> str:
-    """The text without what stands in parentheses or after a comma: the table has it whole."""
+    """The text without parentheses and without what follows a comma; the table has the whole
+    text."""
     return what.partition(" (")[0].partition(", ")[0]
 
 
 def _way(printed: Printed) -> Figure:
-    """The step of each registry on the way to the advised one."""
+    """A bar for the step of each registry on the way to the advised one."""
     values = printed.values
     baseline, advised = values["baseline"], values["advised"]
     way = [("TorchRec's own best plan", "", baseline)]
@@ -146,7 +148,7 @@ def _way(printed: Printed) -> Figure:
 
 
 def _before_and_after(printed: Printed) -> Figure:
-    """Of what parts the first step is, and the last."""
+    """The parts of the baseline's step, and of the advised registry's step."""
     sides = {
         "TorchRec's own best plan": printed.values["baseline"],
         "advised": printed.values["advised"],
@@ -192,7 +194,7 @@ def _before_and_after(printed: Printed) -> Figure:
 
 
 def _families(outlook: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """Milliseconds by (words, ink)."""
+    """The milliseconds of a step by (words, ink) of its parts."""
     found: dict[tuple[str, str], float] = {}
     for part, ms in outlook["ms_by_part"].items():
         family = FAMILIES.get(part, (part, "pale"))

@@ -1,4 +1,4 @@
-"""Hot rows, drawn: coverage of lookups by rows, the tiers of tables, the frontier, a cache's
+"""Draws hot rows: how many lookups they cover, the tiers of tables, the frontier, and a cache's
 curves."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from recd_plugins.report.sources import Sources
 __all__ = ["figures"]
 
 MOST = 6
-"""Tables with a coverage curve of their own, those with the most rows first."""
+"""The largest number of tables with a coverage curve each, those with the most rows first."""
 TIERS = {
     "replicated": ("on every rank", "orange"),
     "per_node": ("once per node", "ochre"),
@@ -118,7 +118,7 @@ def _coverage(name: str, table: Mapping[str, Any], of: str) -> Figure:
 
 
 def _frontier(plan: Mapping[str, Any], of: str) -> Iterator[Figure]:
-    """Time against memory, with the chosen point and those that it is compared with."""
+    """Time against memory, with the chosen plan and the plans that it is compared with."""
     base = plan["memory"]["row_wise"]
     marked = {
         name: (plan["memory"][name] - base, plan["ms"][name])
@@ -127,7 +127,7 @@ def _frontier(plan: Mapping[str, Any], of: str) -> Iterator[Figure]:
     }
     line = []
     if plan["frontier"]:
-        # The frontier leaves out latencies, which every point of it has alike.
+        # The frontier leaves out latencies, which are the same for all its points.
         nearest = min(plan["frontier"], key=lambda one: abs(one[0] - marked["plan"][0]))
         latency = marked["plan"][1] - nearest[1]
         line = [(memory, ms + latency) for memory, ms in plan["frontier"]]
@@ -163,7 +163,7 @@ def _frontier(plan: Mapping[str, Any], of: str) -> Iterator[Figure]:
 
 
 def _curve(values: Mapping[str, Any]) -> Iterator[Figure]:
-    """SCARS's curves: bytes of a sample by the cache's rows, and by the batch."""
+    """SCARS's curves: the bytes of a sample by the number of cached rows, and by the batch size."""
     points = [one for one in values["by_cache"] if one["cached"]]
     best, none = values["optimum"], values["by_cache"][0]["bytes_per_sample"]
     plot = Plot(

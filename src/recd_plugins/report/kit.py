@@ -1,8 +1,8 @@
-"""The drawing kit of the page: figures of SVG that are as wide as their place, on any screen.
+"""The drawing kit of the page: SVG figures that fill the width of their place on any screen.
 
-Along x all is in percent of the width and along y in pixels, so that text keeps its size on a
-phone; lines lie in a view box of 100 by the height that is stretched, and their strokes are not.
-Colours are names of the page's CSS variables, which has them for light and for dark.
+Along x all is in percent of the width, and along y in pixels, so that text keeps its size on a
+phone. Lines are in a view box of 100 by the height, which is stretched without their strokes.
+Colours are names of CSS variables, which the page has for light and for dark.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ __all__ = [
 ]
 
 DASH = "\N{EN DASH}"
-"""The dash in place of what is not known, and between the ends of a range."""
+"""The dash for unknown values, and between the ends of a range."""
 TIMES = "\N{MULTIPLICATION SIGN}"
 LINE = 13.0
 """Pixels from one line of small text to the next."""
 LETTER = 6.6
-"""Pixels of a letter of small text, on average and a little more."""
+"""Pixels of a letter of small text: a little more than the average."""
 NARROW, WIDE = 270.0, 640.0
-"""Pixels of a plot on a phone, and of a wide one on a desk, at least: which words fit."""
+"""The least width in pixels of a plot on a phone, and of a wide one on a desk: it decides which
+words fit."""
 SPAN = 0.02
-"""The least span of an axis, of its largest value."""
+"""The least span of an axis, as a share of its largest value."""
 INKS = ("blue", "orange", "green", "purple", "ochre", "sky", "slate", "pale")
-"""The palette's names, in the order in which they are given out."""
+"""The names of the palette, in the order in which they are used."""
 
 
 def escaped(text: object) -> str:
@@ -50,7 +51,7 @@ def escaped(text: object) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with so many digits that count, and commas: 1,234 or 0.0123."""
+    """A number with `digits` significant digits, and commas: 1,234 or 0.0123."""
     if value is None or not math.isfinite(value):
         return DASH
     if float(value).is_integer() and abs(value) < 1e15:
@@ -60,7 +61,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def quantity(value: float | None, unit: str = "B", digits: int = 3) -> str:
-    """A number of bytes or other things by its magnitude: 1.23 MB, 45.6 k."""
+    """A number of bytes or other things, with a prefix for its magnitude: 1.23 MB, 45.6 k."""
     if value is None:
         return DASH
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -75,23 +76,23 @@ def share(value: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure in its frame: a title, what it says in a sentence, the drawing, the numbers."""
+    """A figure in its frame: a title, a sentence on what it shows, the drawing and its numbers."""
 
     title: str
     says: str
-    """A sentence on what one would see: the text alternative."""
+    """A sentence on what it shows: the text alternative."""
     drawing: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """The table behind, a text per column in each."""
+    """The rows of the table of numbers, each with a text per column."""
     legend: Sequence[tuple[str, str]] = ()
-    """(words, ink)."""
+    """The (words, ink) of each entry."""
     note: str = ""
     wide: bool = False
     """Whether it takes the page's whole width."""
 
     def html(self, at: str) -> str:
-        """`at` is the figure's id on the page."""
+        """The HTML of the figure; `at` is its id on the page."""
         legend = "".join(
             f'<li><i style="background:var(--{ink})"></i>{escaped(words)}</li>'
             for words, ink in self.legend
@@ -121,7 +122,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], at: str) -> str
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """An axis: from `low` to `high`, by ratios where `log` is."""
+    """An axis from `low` to `high`; it is logarithmic if `log`."""
 
     low: float
     high: float
@@ -138,8 +139,8 @@ class Scale:
         log: bool = False,
         unit: str = "",
     ) -> Scale:
-        """The scale of all values with some room; a span of at least `SPAN` of the largest, so that
-        next to nothing is not drawn as a difference."""
+        """The scale of all values with some room. It spans at least `SPAN` of the largest value, so
+        that tiny differences do not look large."""
         found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
         low, high = min(found), max(found)
         if log:
@@ -152,14 +153,14 @@ class Scale:
         return cls(low=middle - 0.55 * span, high=middle + 0.55 * span, unit=unit)
 
     def at(self, value: float) -> float:
-        """Its place, from 0 to 1."""
+        """The place of a value, from 0 to 1."""
         if self.log:
             low, high = math.log(self.low), math.log(self.high)
             return (math.log(max(value, self.low)) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 4) -> list[tuple[float, str]]:
-        """(value, words), round ones."""
+        """Round values, each as (value, words)."""
         values = self._powers(most) if self.log else self._steps(most)
         return [(value, self.words(value)) for value in values]
 
@@ -193,11 +194,11 @@ class Plot:
     height: float = 190
     left: float = 46
     right: float = 50
-    """Pixels beside the axes, for words."""
+    """Pixels to the right of the axes for words; `left` is the same to their left."""
     x_words: str = ""
     _marks: list[str] = field(default_factory=list)
     _ends: list[tuple[float, float, str, str]] = field(default_factory=list)
-    """(x in percent, y, words, ink) of lines' ends."""
+    """The ends of lines: (x in percent, y, words, ink)."""
 
     def line(
         self,
@@ -208,7 +209,8 @@ class Plot:
         end: str = "",
         dots: bool = False,
     ) -> None:
-        """A line through points, its end named; few points are dots too."""
+        """Draw a line through points, with words at its `end`; with `dots`, or for a single point,
+        draw the points too."""
         placed = [(100 * self.x.at(x), self._y(y)) for x, y in points]
         if len(placed) > 1:
             path = " ".join(f"{x:.2f},{y:.1f}" for x, y in placed)
@@ -231,7 +233,8 @@ class Plot:
         )
 
     def word(self, x: float, y: float, words: str, *, below: bool) -> None:
-        """Beside a point, on the side that has room; above it, or `below` where there is room."""
+        """Write words beside a point, on the side that has room, and above it, or `below` it if
+        there is room."""
         at = 100 * self.x.at(x)
         anchor, dx = ("end", -8) if at > 55 else ("start", 8)
         dy = 15 if below and self._y(y) < self.height - 2 * LINE else -7
@@ -241,7 +244,7 @@ class Plot:
         )
 
     def level(self, y: float, words: str) -> None:
-        """A dashed line across, named above its start."""
+        """Draw a dashed line across, with words above its start."""
         at = self._y(y)
         self._marks.append(
             f'<line x1="0" x2="100%" y1="{at:.1f}" y2="{at:.1f}" class="level" '
@@ -250,7 +253,8 @@ class Plot:
         )
 
     def column(self, start: float, end: float, top: float, ink: str, words: str = "") -> None:
-        """A bar of a histogram, from `start` to `end` of x's places from 0 to 1."""
+        """Draw a bar of a histogram, from `start` to `end`, which are places along x from 0 to
+        1."""
         at = self._y(top)
         self._marks.append(
             f'<rect x="{100 * start:.2f}%" width="{100 * (end - start):.2f}%" y="{at:.1f}" '
@@ -263,7 +267,7 @@ class Plot:
             )
 
     def svg(self, x_ticks: Sequence[tuple[float, str]] | None = None) -> str:
-        """`x_ticks`: (place from 0 to 1, words), in place of the scale's own."""
+        """The drawing; `x_ticks`, each (place from 0 to 1, words), replace those of the scale."""
         parts = []
         for value, words in self.y.ticks():
             at = self._y(value)
@@ -298,7 +302,7 @@ class Plot:
         return self.height * (1 - self.y.at(value))
 
     def _named(self) -> list[str]:
-        """The ends' words, none over another."""
+        """The words of the ends, placed so that none overlap."""
         ends = sorted(self._ends, key=lambda one: one[1])
         places = apart([y for _, y, _, _ in ends], LINE, self.height - 3)
         return [
@@ -309,8 +313,8 @@ class Plot:
 
 
 def apart(wanted: Sequence[float], least: float, most: float) -> list[float]:
-    """Places as near to those `wanted`, which rise, as being `least` apart lets them, none beyond
-    `most`."""
+    """Places near those `wanted`, which are ascending, that are at least `least` apart and not
+    beyond `most`."""
     found: list[float] = []
     for place in wanted:
         found.append(max(place, found[-1] + least) if found else place)
@@ -322,18 +326,18 @@ def apart(wanted: Sequence[float], least: float, most: float) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A bar of parts, one after the other."""
+    """A bar that consists of parts, one after the other."""
 
     name: str
     parts: Sequence[tuple[str, float, str]]
-    """(what, how much, ink)."""
+    """The (words, size, ink) of each part."""
     total: str
-    """Words after its end."""
+    """The words above its right end."""
 
 
 def bars(every: Sequence[Bar], *, unit: str = "", most: float = 0.0, words: str = "") -> str:
-    """Bars below each other on one scale, each named above; parts are named where there is room.
-    `most`: where the scale ends, at least."""
+    """Bars below each other on one scale, each with its name above it. Parts have names if there is
+    room. The scale ends at `most` or beyond."""
     whole = max([most, 1e-12, *(sum(part for _, part, _ in bar.parts) for bar in every)])
     scale = Scale(low=0.0, high=whole, unit=unit)
     y, marks = 0.0, []
@@ -363,13 +367,14 @@ def bars(every: Sequence[Bar], *, unit: str = "", most: float = 0.0, words: str 
         for value, text in scale.ticks()
         if scale.at(value) < 0.9
     )
-    below = 17 if len(words) <= 4 else 32  # beside the ticks, or on a line of its own
+    below = 17 if len(words) <= 4 else 32  # beside the ticks, or on a separate line
     end = f'<text x="100%" y="{y + below:g}" text-anchor="end" class="axis">{escaped(words)}</text>'
     return f'<svg class="plot" height="{y + below + 7:g}">{"".join(marks)}{ticks}{end}</svg>'
 
 
 def words_within(words: str, middle: float, width: float, y: float, ink: str) -> list[str]:
-    """Words within a part of the width, from 0 to 1: on every screen, on wide ones, or none."""
+    """Words inside a part whose `width` is a share of the whole: they are shown on every screen,
+    only on wide screens, or not at all."""
     needs = LETTER * len(words) + 10
     kind = "" if needs <= width * NARROW else " desk" if needs <= width * WIDE else None
     if kind is None or not words:

@@ -1,4 +1,4 @@
-"""The learning of runs: loss, normalised entropy, AUC, calibration."""
+"""Draws what runs learned: loss, normalised entropy, AUC and calibration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CURVES = (
     ("test", "auc", "Test AUC"),
 )
 FEW = 30
-"""Values of a curve that are dots too."""
+"""A curve with fewer values than this has dots too."""
 
 
 def figures(sources: Sources) -> Iterator[Figure]:
@@ -41,7 +41,7 @@ def _curves(title: str, curves: list[tuple[str, Curve, str]], sources: Sources) 
     )
     drawn: list[Curve] = []
     for _, curve, ink in curves:
-        # A run that agrees with one before it shows through it.
+        # A run that agrees with an earlier one is dashed, so that both are visible.
         plot.line(
             list(zip(curve.steps, curve.values, strict=True)),
             ink,
@@ -66,19 +66,19 @@ def _curves(title: str, curves: list[tuple[str, Curve, str]], sources: Sources) 
 
 
 def _agree(one: Curve, other: Curve) -> bool:
-    """Whether two curves look like one."""
+    """Whether two curves look the same."""
     return one.steps == other.steps and all(
         math.isclose(a, b, rel_tol=2e-3) for a, b in zip(one.values, other.values, strict=True)
     )
 
 
 def _calibration(sources: Sources) -> Iterator[Figure]:
-    """Figures of the last evaluation: what was predicted, and how often it came."""
+    """Figures of the last evaluation: what was predicted, and how often the label came."""
     found: dict[str, list[tuple[str, Any, str]]] = {}
     for run, ink in sources.inks():
         lines = [line for line in run.lines if line["kind"] == "calibration"]
         for label, bins in lines[-1]["labels"].items() if lines else ():
-            if bins:  # none where no sample of the evaluation has the label
+            if bins:  # empty if no sample of the evaluation has the label
                 found.setdefault(label, []).append((run.name, bins, ink))
     for label, runs in found.items():
         most = 1.05 * max(value for _, bins, _ in runs for one in bins for value in one[:2])

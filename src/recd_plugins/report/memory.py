@@ -1,4 +1,4 @@
-"""The peak memory of each rank, by owner."""
+"""Draws the peak memory of each rank, by owner."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OWNERS = {
     "dense optimizer": ("green", "the dense optimizer's state"),
     "other": ("pale", "batches, activations, buffers; on a CPU Python and its libraries too"),
 }
-"""Each owner's ink, and what it holds."""
+"""The ink of each owner, and what it holds."""
 MOST = 8
-"""Ranks that are drawn."""
+"""The largest number of ranks that are drawn for a run."""
 
 
 def figures(sources: Sources) -> Iterator[Figure]:

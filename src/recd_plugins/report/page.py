@@ -1,4 +1,4 @@
-"""The page: what runs and commands found at one glance, then figure by figure."""
+"""The page: what runs and commands found, first at one glance, then figure by figure."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ SECTIONS: tuple[tuple[str, str, Figures], ...] = (
     ("reading", "How data comes", reading.figures),
     ("memory", "Whose memory it is", memory.figures),
 )
-"""An id, a heading, and what draws below it, in the order of the page."""
+"""The id and the heading of each section, and the function that draws it, in the order of the
+page."""
 GLANCE = (
     *("samples_per_second", "step_ms", "test_auc", "test_ne", "dedupe_factor"),
     *("collectives_mib", "peak_memory_mib"),
 )
-"""The columns that a single run shows large."""
+"""The columns that are shown large for a single run."""
 
 
 SAME = 5e-4
-"""How far a number may be off the first run's, and is the same."""
+"""A number that differs from the first run's by less than this share counts as the same."""
 
 
 def page(sources: Sources) -> str:
-    """The whole of it: the same sources give the same page."""
+    """The whole page; the same sources give the same page."""
     return framed(sources.title, body(sources), script="")
 
 
 def framed(title: str, inside: str, script: str) -> str:
-    """A page that needs nothing beside itself."""
+    """A page that needs no other files."""
     style = files("recd_plugins.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -73,8 +74,8 @@ def body(sources: Sources) -> str:
 
 @contextmanager
 def naming_source(sources: Sources) -> Iterator[None]:
-    """Inside, an error by what a source holds becomes a `DataError` that names it: another version
-    may have written it."""
+    """Inside, an error from the content of a source becomes a `DataError` that names the source:
+    another version may have written it."""
     try:
         yield
     except RecdError:
@@ -90,7 +91,8 @@ def naming_source(sources: Sources) -> Iterator[None]:
 
 
 def _undrawable(sources: Sources) -> str:
-    """The name of the first source of which no page can be made alone; all, where each can."""
+    """The name of the first source that cannot be drawn by itself; the names of all if each can
+    be."""
     alone = [
         *(Sources(runs=[run]) for run in sources.runs),
         *(Sources(printed=[printed]) for printed in sources.printed),
@@ -139,7 +141,7 @@ def _head(sources: Sources, links: list[tuple[str, str]]) -> str:
 
 
 def _so_far(run: RunLog) -> dict[str, float | None]:
-    """The run in numbers; of one without a summary, which still runs, what its lines have."""
+    """The run in numbers; for a run without a summary, which still runs, those of its lines."""
     found = row(run)
     costs = [line for line in run.lines if line["kind"] == "cost"]
     if not run.summary and costs:
@@ -152,7 +154,8 @@ def _so_far(run: RunLog) -> dict[str, float | None]:
 
 
 def _glance(sources: Sources) -> str:
-    """A single run's numbers, large; or the table of several, each beside the first."""
+    """The numbers of a single run, shown large, or a table that compares several runs with the
+    first."""
     rows = [_so_far(run) for run in sources.runs]
     shown = [key for key in COLUMNS if any(one[key] is not None for one in rows)]
     if len(rows) == 1:

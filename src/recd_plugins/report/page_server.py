@@ -1,4 +1,4 @@
-"""Pages over HTTP for whoever sits at this machine, and for no site that says it is there."""
+"""Serves pages over HTTP to this machine, but not to sites that pretend to be on it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from recd_plugins.launch.environment import HOST
 __all__ = ["HTML", "PageServer"]
 
 MOST_CALLS = 64
-"""Connections at a time, each of which has a thread: others are closed at once, for a process that
-has a page has other callers, too."""
+"""The most connections at a time, each of which has a thread. Others are closed at once, since a
+process that serves a page has other callers, too."""
 HTML = "text/html; charset=utf-8"
 """The content type of a page."""
 POLICY = (
@@ -26,17 +26,18 @@ POLICY = (
 
 
 class PageServer:
-    """Answers in threads until `close`; what a browser has already is not sent again."""
+    """Answers in threads until `close`; it does not send again what a browser already has."""
 
     def __init__(self, answers: Mapping[str, tuple[Callable[[], str], str]], port: int = 0) -> None:
-        """`answers`: by path, what makes the text, and its type; port 0: one that is free."""
+        """`answers`: by path, the function that makes the text, and the text's content type. With
+        port 0 it takes a free port."""
         self._server = _Server((HOST, port), _handler(answers))
         self.port: int = self._server.server_port
         self.address = f"http://{HOST}:{self.port}"
         threading.Thread(target=self._server.serve_forever, daemon=True, name="recd-page").start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -50,7 +51,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there may be one more."""
+        """Answer in a new thread, if there may be one more."""
         if self._room.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -64,7 +65,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A traceback, but where the browser went away, or did not read on."""
+        """Print a traceback, unless the browser went away or stopped reading."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -87,7 +88,7 @@ def _handler(
         def _answer(self, make: Callable[[], str], kind: str) -> None:
             try:
                 text = make().encode()
-            except (RecdError, OSError) as error:  # files that are just being made anew
+            except (RecdError, OSError) as error:  # files may be just being written
                 self.send_error(503, explain=str(error))
                 return
             tag = f'"{hashlib.sha256(text).hexdigest()[:32]}"'
@@ -104,6 +105,6 @@ def _handler(
                 self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Requests are not printed."""
+            """Print no requests."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""The sources of a page: the registry of each run and the machine that it ran on, as texts."""
+"""What a page is made of: the registry of each run and the machine that it ran on, as texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["texts"]
 
 
 def texts(sources: Sources) -> Iterator[str]:
-    """HTML of each run, and of the registry that is advised."""
+    """The HTML of each run's registry, machine and plan, and of each printed plan."""
     for run in sources.runs:
         about = dict(run.environment)
         versions = about.pop("versions", {})

@@ -1,4 +1,4 @@
-"""Stalls of the reader: how much of a step waits for data, and what reading a batch takes."""
+"""Draws the reader's stalls: how much of a step waits for data, and the time to read a batch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _stalls(sources: Sources) -> Iterator[Figure]:
 
 
 def _reading(sources: Sources) -> Iterator[Figure]:
-    """What reading a batch takes, part by part."""
+    """The time to read a batch, part by part."""
     found = {run.name: reading(run) for run in sources.runs if reading(run)}
     if not found:
         return

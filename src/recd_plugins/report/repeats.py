@@ -1,5 +1,5 @@
-"""Repeats that deduplication finds: copies of a batch's samples, dedupe factors, a table's
-duplicates."""
+"""Draws the repeats that deduplication finds: copies of a batch's samples, dedupe factors, and a
+table's duplicates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from recd_plugins.report.sources import Sources
 __all__ = ["figures", "not_drawn"]
 
 SESSIONS = "samples_per_session"
-"""What `sessions` finds of a table, and no other measure."""
+"""The key that only the measure `sessions` has in its findings about a table."""
 MOST = 8
-"""Groups with a histogram of their own, and features with a bar."""
+"""The largest number of groups with a histogram each, and of features with a bar."""
 
 
 def figures(sources: Sources) -> Iterator[Figure]:
@@ -44,7 +44,7 @@ def figures(sources: Sources) -> Iterator[Figure]:
 
 
 def not_drawn(sources: Sources) -> Iterator[str]:
-    """The measures of tables of which no figure is drawn, each with its file."""
+    """For each file, the measures of tables that are not drawn."""
     for printed in sources.of("stats"):
         names = [name for name, found in printed.values["stats"].items() if SESSIONS not in found]
         if names:
@@ -79,7 +79,7 @@ def _factors(sampled: Sequence[Any], of: str, ink: str) -> Figure:
 
 
 def _copies(sampled: Sequence[Mapping[str, Any]], of: str, ink: str) -> Figure:
-    """A histogram of how often a unique sample comes in a batch, by the samples."""
+    """A histogram of how often a unique sample comes in a batch, in shares of the samples."""
     counts: Counter[int] = Counter()
     for one in sampled:
         counts.update({copies: copies * unique for copies, unique in one["copies"]})
@@ -101,7 +101,7 @@ def _histogram(
     counts: Mapping[int, float], *, title: str, says: str, x_words: str, y_words: str, ink: str,
     note: str,
 ) -> Figure:  # fmt: skip
-    """Bins double in width; heights are shares of all."""
+    """A histogram whose bins double in width; heights are shares of all."""
     whole = sum(counts.values()) or 1
     bins: list[tuple[str, float]] = []
     low = 1
@@ -133,7 +133,7 @@ def _histogram(
 
 
 def _percent(value: float) -> str:
-    """A share in so few letters that a narrow bar bears them."""
+    """A share in so few letters that they fit above a narrow bar; empty for 0."""
     return "" if not value else f"{value:.0%}" if value >= 0.005 else "<1%"
 
 

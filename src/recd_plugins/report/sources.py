@@ -1,4 +1,4 @@
-"""The sources that can be drawn: folders of runs, and files that commands printed with `--json`."""
+"""Reads what can be drawn: folders of runs, and files that commands printed with `--json`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KINDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "stats": (("stats",), "recd data stats"),
     "cache curve": (("by_cache", "by_batch", "optimum"), "recd scars curve"),
 }
-"""What a file's values are: by keys that they have, and the command that prints them."""
+"""The kinds of files: the keys by which each is recognised, and the command that prints it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """The output that a command printed with `--json`."""
+    """What a command printed with `--json`."""
 
     name: str
     kind: str
@@ -35,7 +35,7 @@ class Printed:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """All that a page is about."""
+    """All that a page shows."""
 
     runs: Sequence[RunLog] = ()
     printed: Sequence[Printed] = ()
@@ -47,13 +47,13 @@ class Sources:
         return f"{', '.join(others)} and {last}" if others else last
 
     def inks(self) -> Iterator[tuple[RunLog, str]]:
-        """Each run with its ink: where there are several, the first is what others are beside."""
+        """Each run with its ink; among several runs the first is the one to compare with."""
         inks = ("blue",) if len(self.runs) == 1 else ("slate", "blue", "orange", "green", "purple")
         for number, run in enumerate(self.runs):
             yield run, inks[number % len(inks)]
 
     def legend(self) -> list[tuple[str, str]]:
-        """The runs in words, where there are several."""
+        """The name and ink of each run, if there are several; else empty."""
         return [(run.name, ink) for run, ink in self.inks()] if len(self.runs) > 1 else []
 
     def of(self, kind: str) -> Iterator[Printed]:
@@ -70,7 +70,7 @@ class Sources:
 
 
 def read_sources(named: Sequence[str]) -> Sources:
-    """Each is a path, or NAME=path: of a run's folder or of a file."""
+    """The sources that are named: each is a path, or NAME=path, of a run's folder or a file."""
     runs, printed = [], []
     for one, name in zip(named, names_of(named), strict=True):
         path, _ = named_path(one)
@@ -82,8 +82,8 @@ def read_sources(named: Sequence[str]) -> Sources:
 
 
 def names_of(named: Sequence[str]) -> list[str]:
-    """The name of each: the one that was given, or that of its folder or file, or its path, where
-    another is called so. `DataError` where two have one name after all."""
+    """The name of each: the given one, or else that of its folder or file, or its path if another
+    has the same name. `DataError` if two still have the same name."""
     asked = [named_path(one) for one in named]
     names = [name or _own_name(path) for path, name in asked]
     often = {name for name, count in Counter(names).items() if count > 1}
@@ -105,13 +105,14 @@ def _own_name(path: Path) -> str:
 
 
 def begun(named: Sequence[str]) -> list[str]:
-    """Those of them that can be read: files, and folders in which a run has written metrics."""
+    """The ones that can be read: files, and folders in which a run has written metrics."""
     paths = ((one, named_path(one)[0]) for one in named)
     return [one for one, path in paths if path.is_file() or (path / "metrics.jsonl").exists()]
 
 
 def named_path(named: str) -> tuple[Path, str | None]:
-    """The path of `NAME=path`, and its name; a path that is there may have a = of its own."""
+    """The path and the name of `NAME=path`; the name is None for a plain path, and an existing path
+    may contain a =."""
     name, equals, path = named.partition("=")
     if equals and not Path(named).exists():
         return Path(path), name

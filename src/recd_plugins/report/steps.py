@@ -1,4 +1,4 @@
-"""The time of a step: each rank's thread and collectives, and the parts of a step."""
+"""Draws the time of a step: each rank's thread and collectives, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ INKS = {
     "optimizer": "green",
     "other": "pale",
 }
-"""Each part of a step in its ink."""
+"""The ink of each part of a step."""
 LANE, THREAD, FLIGHT = 18, 20, 7
-"""Pixels of a rank's name, of its thread and of a row of collectives."""
+"""The heights in pixels of a rank's name, of its thread and of a row of collectives."""
 
 
 def figures(sources: Sources) -> Iterator[Figure]:
@@ -122,8 +122,8 @@ def _flights(
     longest: float,
     y: float,
 ) -> tuple[list[str], int]:
-    """Collectives in lanes from `y` on, orange where they are waited for; and how many lanes there
-    are."""
+    """Collectives in lanes from `y` on, orange while a rank waits for them, and the number of
+    lanes."""
     marks: list[str] = []
     free: list[float] = []
     for _, start, end in collectives:
@@ -139,7 +139,8 @@ def _flights(
 
 
 def _times(rank: Mapping[str, Any], exposed: Sequence[tuple[float, float]]) -> Iterator[list[str]]:
-    """Each collective of a rank, and each part of what its thread did, in milliseconds."""
+    """A row for each collective of a rank, and for each part of its thread's time, in
+    milliseconds."""
     for name, start, end in rank["collectives"]:
         waited = sum(max(0.0, min(b, end) - max(a, start)) for a, b in exposed)
         yield [name.replace("_", "-"), number(start), number(end - start), number(waited)]
@@ -160,7 +161,7 @@ def _block(
 
 
 def _hidden(collectives: Sequence[Sequence[Any]], exposed: Sequence[tuple[float, float]]) -> float:
-    """The share of the time with a collective in flight in which its rank waits for none."""
+    """The share of the time with a collective in flight in which the rank does not wait."""
     flown, until = 0.0, 0.0
     for _, start, end in sorted(collectives, key=lambda one: one[1]):
         flown += max(0.0, end - max(start, until))

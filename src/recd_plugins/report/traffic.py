@@ -1,4 +1,4 @@
-"""The traffic of a step: bytes by collective, and from which rank to which."""
+"""Draws the traffic of a step: bytes by collective, and bytes from rank to rank."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PLANS = {
     "plan": "this plan",
 }
 CELL = 30
-"""Pixels of a row of the matrix."""
+"""The height of a row of the matrix, in pixels."""
 MOST = 16
-"""Ranks of a matrix whose cells have words."""
+"""The largest number of ranks for which the cells of a matrix have words."""
 
 
 def figures(sources: Sources) -> Iterator[Figure]:
@@ -53,7 +53,8 @@ def figures(sources: Sources) -> Iterator[Figure]:
 
 
 def _cost(run: RunLog) -> Mapping[str, Any]:
-    """The cost of the run's steps; while it runs, of the latest ones that were sampled."""
+    """The cost of the run's steps; while it runs, the latest cost with sampled traffic. Empty if
+    there is none."""
     whole: Mapping[str, Any] = run.summary.get("cost") or {}
     if whole:
         return whole
@@ -62,7 +63,7 @@ def _cost(run: RunLog) -> Mapping[str, Any]:
 
 
 def _moved(cost: Mapping[str, Any]) -> dict[str, float]:
-    """Bytes by collective; all-to-alls by what they are for."""
+    """Bytes by collective; those of all-to-alls by phase."""
     found: dict[str, float] = {}
     for to, phases in cost["traffic"].items():
         for phase, size in phases.items():
@@ -136,7 +137,7 @@ def _planned(plans: Mapping[str, Mapping[str, float]], name: str) -> Figure:
 
 
 def _matrix(sent: Sequence[Sequence[float]], ranks_per_node: int, of: str) -> Figure:
-    """The bytes from the rank of a row to that of a column."""
+    """The bytes from each rank, by row, to each rank, by column."""
     count, most = len(sent), max(map(max, sent)) or 1.0
     cell = CELL if count <= MOST else max(6, CELL * MOST // count)
     marks = []

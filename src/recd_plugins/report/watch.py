@@ -1,4 +1,5 @@
-"""The page of a run while it trains, over HTTP on 127.0.0.1, drawn anew as its files change."""
+"""Serves the page of a run while it trains, over HTTP on 127.0.0.1; the page is drawn anew when the
+run's files change."""
 
 from __future__ import annotations
 
@@ -36,12 +37,13 @@ look(); setInterval(look, 2000);
 
 
 class Watched:
-    """Serves `/`, the page, and `/figures`, what changes of it, in threads until `close`."""
+    """Serves `/`, the page, and `/figures`, the part of it that changes, in threads until
+    `close`."""
 
     def __init__(self, runs: Sequence[str], port: int = 0) -> None:
-        """`runs` are named as for `recd report`, and may have written nothing yet; port 0: one that
-        is free."""
-        names_of(runs)  # an error here, and not in each answer
+        """`runs` are named as for `recd report`, and may have written nothing yet. With port 0 it
+        takes a free port."""
+        names_of(runs)  # wrong names are an error here, not in each answer
         self._runs = runs
         self._lock = threading.Lock()
         self._drawn: tuple[object, str] = (None, "")
@@ -58,7 +60,7 @@ class Watched:
         return framed(", ".join(names_of(self._runs)), self.figures(), SCRIPT)
 
     def figures(self) -> str:
-        """Drawn anew where a file has changed since."""
+        """The figures, drawn anew if a file has changed since the last call."""
         with self._lock:
             state = (begun(self._runs), self._state())
             if state != self._drawn[0]:
@@ -72,11 +74,11 @@ class Watched:
             yield body(read_sources(there))
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         self._served.close()
 
     def _state(self) -> list[tuple[int, int]]:
-        """Times and sizes of what lies in the folders."""
+        """The times and sizes of the files in the folders."""
         folders = [named_path(one)[0] for one in self._runs]
         found = (file.stat() for folder in folders for file in sorted(folder.glob("*.json*")))
         return [(one.st_mtime_ns, one.st_size) for one in found]
