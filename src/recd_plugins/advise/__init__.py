@@ -1,1 +1,1 @@
-"""Advice on a registry: the additions that it could have, what each would bring, and which pay."""
+"""Advice on a registry: which additions it could have, what each would change, and which pay."""

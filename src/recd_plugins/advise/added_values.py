@@ -1,4 +1,4 @@
-"""The values of a registry without any addition, and what each addition adds to them."""
+"""The values of a registry without additions, and what each addition adds to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
     left = dict(values)
     for slot in ("dedup", "cache", "sharding"):
         left.pop(slot, None)
-    behind = values.get("sharding") or values.get("cache")  # which may name what is behind it
+    behind = values.get("sharding") or values.get("cache")  # it may name the planner behind it
     while isinstance(behind, Mapping) and isinstance(behind.get("others"), Mapping | str):
         behind = behind["others"]
     use = behind.get("use", "torchrec") if isinstance(behind, Mapping) else behind
@@ -31,7 +31,7 @@ def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
 
 
 def in_order(claims: Sequence[ClaimedAddition]) -> list[ClaimedAddition]:
-    """Each after those that it follows or needs; otherwise as the plugins have them."""
+    """The additions, each after those that it follows or needs; otherwise in the plugins' order."""
     named = {claim.addition.name: claim for claim in claims}
     graph: TopologicalSorter[str] = TopologicalSorter()
     for claim in claims:
@@ -54,7 +54,7 @@ def in_order(claims: Sequence[ClaimedAddition]) -> list[ClaimedAddition]:
 
 
 def with_plugin(values: Values, claim: ClaimedAddition) -> Values:
-    """The values with the addition's own plugin among `plugins`."""
+    """The values with the addition's plugin among `plugins`."""
     named = values.get("plugins") or []
     own = claim.provider.plugin
     is_there = not isinstance(named, list) or own in named
@@ -64,9 +64,9 @@ def with_plugin(values: Values, claim: ClaimedAddition) -> Values:
 def answer_of(
     claim: ClaimedAddition, asked: str, function: Callable[[Any], Any], given: Any
 ) -> Any:
-    """The values that a function of an addition's returns of those that it is given, or of its
-    `add` why it cannot be; its own errors, and anything else that it returns, are reported with its
-    name. What it does to values that it is given changes no others."""
+    """The values that a function of an addition returns for what it is given, or, from its `add`,
+    why the addition cannot be used here. `PluginError` names the addition if the function raises an
+    error or returns anything else. Changes that it makes to given values affect only a copy."""
     whose = f"addition {claim.addition.name!r} of {claim.provider}"
     try:
         answer: object = function(given if asked == "add" else as_of_yaml(given))

@@ -1,4 +1,5 @@
-"""Advice on a registry: what to add, what it will bring, what would change it, what to measure."""
+"""Advice on a registry: what to add, what that will change, what would change the advice, and what
+to measure."""
 
 from __future__ import annotations
 
@@ -31,25 +32,25 @@ from recd_plugins.registry import Registry
 __all__ = ["RegistryAdvice", "WhatIf", "advise"]
 
 UNSURE = 0.15
-"""A gain below is near to what forecasts are off by: to be tried."""
+"""A smaller gain is near the error of forecasts, so it should be tried."""
 WIDE = 0.1
-"""Width of the interval of a tier's share of lookups beyond which more batches are to be read."""
+"""If the interval of a tier's share of lookups is wider than this, more batches should be read."""
 FASTER = 2.0
 TRAINERS = ("dataset", "etl", "model", "pooling")
-"""The slots that are a trainer's own."""
+"""The slots that belong to the trainer itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """The advice that would be given if something were otherwise."""
+    """The advice that would be given if something were different."""
 
     name: str
     walk: Walk | None
-    """None where nobody can say, for `why`."""
+    """None if it could not be weighed; `why` has the reason."""
     why: str = ""
 
     def changes(self, advised: Sequence[str]) -> str:
-        """The advice as it would be then, against what it is."""
+        """How the advice would differ from what is `advised`, in words."""
         if self.walk is None:
             return self.why
         more = [f"+ {name}" for name in self.walk.kept if name not in advised]
@@ -62,27 +63,29 @@ class RegistryAdvice:
     """The advice on a registry, and the reasons for it."""
 
     registry: Registry
-    """The registry that it is on."""
+    """The registry that the advice is on."""
     goal: AdviceGoal
     walks: Mapping[int, Walk]
     """The walk from plain TorchRec to what is advised, by batch size."""
     batch_size: int
-    """The best of these."""
+    """The best of these batch sizes."""
     as_given: Outlook | None
-    """The registry as it was given, where it is not the baseline."""
+    """The outlook of the registry as it was given; None if that is the baseline, or if it has no
+    forecast."""
     what_ifs: Sequence[WhatIf]
     to_measure: Sequence[str]
-    """The unknowns to measure to be surer."""
+    """What to measure to be surer."""
     trials: Sequence[Tried]
     """The registries that were trained here, the baseline first if memory has room for it."""
     of_trainer: bool
-    """Whether it is for a trainer of one's own, which says its ranks and its batches itself."""
+    """Whether the advice is for a user's own trainer, which sets its ranks and batches itself."""
     has_features: bool
-    """Whether its function returned a third thing, which gives a batch's features."""
+    """Whether the trainer's function returned a third thing, which gives a batch's features."""
 
     @property
     def won(self) -> tuple[tuple[str, ...], Outlook]:
-        """The advice after all, with its additions: those that won, where they were tried."""
+        """The additions that are advised in the end, with their outlook: the fastest, if some were
+        trained here."""
         if not self.trials:
             return self.walk.kept, self.walk.best
         best = winner(self.trials, self.goal, self.walk.kept)
@@ -94,7 +97,7 @@ class RegistryAdvice:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The registry that gets it, and what it is expected to take."""
+        """The values of the advised registry, with the expected time of a step."""
         given, best = self.registry.source.values, self.won[1]
         values = {k: v for k, v in best.values.items() if k not in ("strict", "train")}
         if self.of_trainer:
@@ -103,7 +106,7 @@ class RegistryAdvice:
         ranks = best.ledger.prices.cluster.world_size
         if ranks != self.registry.train.ranks:
             train["ranks"] = ranks
-        if best.step.compute.measured:  # else it would be of exchange and lookups alone
+        if best.step.compute.measured:  # else it would be only of exchange and lookups
             train["forecast_ms"] = float(f"{best.ms:.3g}")
         if train:
             values["train"] = train
@@ -112,7 +115,7 @@ class RegistryAdvice:
         return values
 
     def summary(self) -> dict[str, Any]:
-        """All of it, for machines."""
+        """The whole advice, for machines."""
         return {
             "objective": self.goal.objective,
             "budget_gb": self.goal.budget_gb,
@@ -142,7 +145,7 @@ class RegistryAdvice:
 
 
 def _additions_of(registry: Registry) -> list[ClaimedAddition]:
-    """The additions of the registry's plugins, and of all that are installed and not broken."""
+    """The additions of the registry's plugins and of all installed plugins that are not broken."""
     base = registry.source.base
     own = [_whole(one, base) for one in registry.plugins if one not in available()]
     catalog = Catalog([*own, *available()], base, strict=False)
@@ -165,12 +168,12 @@ def advise(
     progress: Progress = silent,
     met: Callable[[str], None] = lambda what: None,
 ) -> RegistryAdvice:
-    """Advise on a registry with a dataset and a model, or on one for a `trainer` of one's own, for
-    a number of ranks which need not be there, `ranks_here` of them on one machine; `met` hears what
-    is weighed.
+    """Advise on a registry with a dataset and a model, or on one for a user's own `trainer`. The
+    `ranks` need not exist; `ranks_here` of them share a machine. `met` is called with the name of
+    what is weighed next.
 
-    With `most_tried` the best so many are trained beside the baseline, on this machine: all ranks
-    share it then, in the forecasts too.
+    With `most_tried`, this many of the best registries, and the baseline, are trained on this
+    machine. All ranks share it then, also in the forecasts.
     """
     ranks = ranks or registry.train.ranks
     if trainer is None:
@@ -262,8 +265,8 @@ def _advised(
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Within, garbage is looked for seldom: plans are millions of small objects without a cycle,
-    and looking at them again and again is a sixth of the time."""
+    """Inside, garbage is rarely collected: plans are millions of small objects without a cycle, and
+    looking at them again and again takes a sixth of the time."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], 50_000), 50, 1000)
@@ -274,7 +277,7 @@ def _garbage_kept() -> Iterator[None]:
 
 
 def _check_reads(registry: Registry) -> None:
-    """`RegistryError` where it has no dataset or no model."""
+    """`RegistryError` if the registry has no dataset or no model."""
     if not registry.has_dataset:
         raise RegistryError(
             "there is no dataset to read batches of. Name one (`dataset`), or a table, in place of "
@@ -287,7 +290,8 @@ def _check_reads(registry: Registry) -> None:
 def _check_leaves_to(
     registry: Registry, trainer: OfTrainer, batch_sizes: Sequence[int], most_tried: int
 ) -> None:
-    """`RegistryError` where the registry has what is the trainer's, or is to be trained here."""
+    """`RegistryError` if the registry has slots that belong to the trainer, or if options are set
+    that are not for a trainer."""
     if own := [slot for slot in TRAINERS if registry.written(slot)]:
         raise RegistryError(
             f"{own[0]}: this is the registry's own, and {trainer.name} has another one. Take it "
@@ -301,7 +305,8 @@ def _check_leaves_to(
 
 
 def _as_given(registry: Registry, outlooks: Outlooks, walk: Walk) -> Outlook | None:
-    """None too where it has no forecast: its error is met by who trains it."""
+    """The outlook of the registry as it was given. None if that is the baseline, or if it has no
+    forecast: whoever trains it gets the error."""
     size = registry.train.batch_size if registry.has_dataset else walk.base.batch_size
     values = _batches_of(_absolute(registry.source.values, registry.source.base), size)
     if {k: v for k, v in values.items() if k != "plugins"} == {
@@ -323,8 +328,8 @@ def _what_ifs(
     *,
     its_batches: bool = False,
 ) -> Iterator[tuple[str, Callable[[Values], Values], AdviceGoal]]:
-    """The things that may be otherwise: the links, the batch, the budget, and those that plugins
-    know of. A trainer's batches stay as `its_batches` are."""
+    """What may be different: the links, the batch size, the budget, and what plugins name. The
+    batch size stays if they are a trainer's own batches (`its_batches`)."""
     topology = registry.topology
 
     def faster(values: Values) -> Values:
@@ -334,7 +339,7 @@ def _what_ifs(
         yield "links twice as fast", faster, goal
         if not registry.written("train", "codecs"):
             yield "floats that travel in 16 bits (train.codecs)", _in_16_bits, goal
-    if goal.objective != "time_to_loss" and not its_batches:  # which nobody has a curve for
+    if goal.objective != "time_to_loss" and not its_batches:  # there is no curve for another size
         double = 2 * batch_size
         yield "the batch doubled", lambda values: _batches_of(values, double), goal
     not_here = {one.name for one in walk.weighed if one.verdict == "not here"}
@@ -353,7 +358,7 @@ def _otherwise(
 
 
 def _faster(topology: Topology, times: float) -> dict[str, Any]:
-    """The same cluster with links that carry so many times the bytes."""
+    """The same cluster with links that carry `times` times the bytes."""
     values = stated(topology)
     for name, value in values.items():
         if isinstance(value, dict):  # a link
@@ -373,7 +378,8 @@ def _batches_of(values: Values, batch_size: int) -> Values:
 
 
 def _absolute(values: Values, base: Path) -> dict[str, Any]:
-    """Paths that are relative to the registry's file, whole: what is advised may lie elsewhere."""
+    """The values with absolute paths in place of those relative to the registry's file, since the
+    advised registry may be in another folder."""
     found = dict(values)
     if "topology" in found:
         found["topology"] = _of_file(found["topology"], base)
@@ -382,7 +388,8 @@ def _absolute(values: Values, base: Path) -> dict[str, Any]:
 
 
 def _of_file(topology: Any, base: Path) -> Any:
-    """A topology, with the path of its file whole, be it a file or options over one (`use`)."""
+    """A topology with the absolute path of its file, whether it is a file or has options over one
+    (`use`)."""
     if isinstance(topology, Mapping) and "use" in topology:
         return {**topology, "use": _of_file(topology["use"], base)}
     is_file = isinstance(topology, str) and topology.endswith((".yaml", ".yml"))
@@ -390,14 +397,15 @@ def _of_file(topology: Any, base: Path) -> Any:
 
 
 def _whole(plugin: str, base: Path) -> str:
-    """A plugin's name; a path is whole, as in what is advised."""
+    """A plugin's name; a path becomes absolute."""
     if plugin.endswith(".py") or "/" in plugin or plugin.startswith((".", "~")):
         return str((base / Path(plugin).expanduser()).resolve())
     return plugin
 
 
 def _of_no_row(trainer: OfTrainer) -> Iterator[str]:
-    """What is not in the advice, of a trainer whose ids nobody holds to its tables."""
+    """The lookups that are not in the advice, since nothing checks a trainer's ids against its
+    tables."""
     if trainer.collided:
         yield (
             f"{listed(trainer.collided, kind='table')}: a managed collision gives their ids rows, "

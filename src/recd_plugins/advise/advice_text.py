@@ -1,4 +1,4 @@
-"""Advice in words, and the registry.yaml that it comes to."""
+"""Advice in words, and the registry.yaml that is advised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recd_plugins.registry import KEYS
 __all__ = ["advice_lines", "advised_registry", "next_step"]
 
 WIDE = 100
-"""Characters of a line of the registry."""
+"""The most characters in a line of the registry."""
 WHAT = {
     "samples_per_second": "samples a second",
     "memory": "memory",
@@ -26,8 +26,8 @@ WHAT = {
 
 
 def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
-    """The forecast of the baseline and of each addition on the way; why each is kept, or not; what
-    would change it, and what to measure."""
+    """The forecast of the baseline and of each addition on the way; why each is kept or not; what
+    would change the advice, and what to measure."""
     walk = advice.walk
     cluster = walk.base.ledger.prices.cluster
     yield (
@@ -78,7 +78,8 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
 
 
 def advised_registry(advice: RegistryAdvice) -> str:
-    """The registry.yaml that gets it, which `recd train -r` runs as it is, or a trainer loads."""
+    """The text of the advised registry.yaml, which `recd train -r` runs unchanged, or a trainer
+    loads."""
     walk, values, (names, best) = advice.walk, advice.values, advice.won
     lines = [
         f"# Written by `recd advise`, for {WHAT[advice.goal.objective]}: a step is forecast at "
@@ -101,7 +102,7 @@ def advised_registry(advice: RegistryAdvice) -> str:
 
 
 def next_step(advice: RegistryAdvice, out: Path) -> str:
-    """What to do with the registry, once it is written."""
+    """What to do with the registry after it is written."""
     if not advice.of_trainer:
         return f"recd train -r {out}"
     values, more = advice.values, ", features=features" if advice.has_features else ""
@@ -115,7 +116,7 @@ def next_step(advice: RegistryAdvice, out: Path) -> str:
 
 
 def _dumped(key: str, value: Any) -> str:
-    """The value as YAML, on a line of its own where it fits there."""
+    """The key and its value as YAML, on one line if they fit."""
     flow = _yaml(value, True).removesuffix("\n...")
     if len(f"{key}: {flow}") <= WIDE:
         return f"{key}: {flow}"
@@ -127,7 +128,7 @@ def _yaml(value: Any, flow: bool | None) -> str:
 
 
 def _trials(advice: RegistryAdvice) -> Iterator[str]:
-    """Forecast beside fact, and what won."""
+    """Forecast beside fact of each trial, and which one is taken."""
     names, _ = advice.won
     rows: list[Sequence[str]] = [("trained here", "", "ms a step", "forecast", "off by")]
     for one in advice.trials:

@@ -1,6 +1,6 @@
-"""The compute of a model beside its tables, timed on this device with its own batches.
+"""Times what a model computes apart from its tables, on this device with its own batches.
 
-`computed` times the model of an advice, once for all that is weighed.
+`computed` times the model of an advice, once for all registries that are weighed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 ROUNDS = 6
-"""Runs of which the middle half counts, where ranks compute together."""
+"""The number of timed runs if ranks compute together; the middle half counts."""
 
 
 def measured_compute(
@@ -56,13 +56,14 @@ def measured_compute(
     group: dist.ProcessGroup | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Compute:
-    """Time the model, as it is before it is adapted and sharded, on some of its batches.
+    """Time the model, before it is adapted and sharded, on some of its batches.
 
-    Its collections yield embeddings that are held ready, so that all is timed but lookups: forward,
-    and backward of what it returns first. `features` gets a batch's KJT. Where batches differ in
-    size, what does not grow with it is `fixed`, and so is a step of the `optimizer` over the dense
-    parameters. With a `group` all its ranks compute at the same time, and the slowest counts: ranks
-    that share cores slow each other. The model is copied without its tables, and stays as it is.
+    Its collections yield embeddings that are held ready, so that all but lookups is timed: forward,
+    and backward of the first thing that the model returns. `features` gets a batch's KJT. If
+    batches differ in size, the time that does not grow with the size is `fixed`; a step of the
+    `optimizer` over the dense parameters is added to it. With a `group`, all its ranks compute at
+    the same time, and the slowest counts: ranks that share cores slow each other. The model is
+    copied without its tables, and stays unchanged.
     """
     if not batches:
         raise DataError("compute: there is no batch to time the model with. Give one at least.")
@@ -76,12 +77,12 @@ def measured_compute(
     fixed, each = line(points)
     biggest = max(batches, key=lambda batch: features(batch).stride())
     poolings = _poolings(model, features(biggest), device)
-    if group is not None:  # timed on one thread of one rank, and so as fast as nobody is beside it
+    if group is not None:  # poolings were timed as if no other rank computed at the same time
         alone = seconds_of_kernels(partial(_once, dense, biggest.to(device)), device)
         crowded = max(seconds for _, seconds in points) / alone
         poolings = Compute(features=poolings).slower(crowded).features
     pooled = sum(one.pooled for one in poolings.values())
-    if pooled > each:  # timed by themselves, poolings take a little more
+    if pooled > each:  # poolings that are timed by themselves take a little more
         poolings = {
             name: replace(one, pooled=one.pooled * each / pooled) for name, one in poolings.items()
         }
@@ -102,7 +103,8 @@ def measured_compute(
 
 
 def on_held_embeddings(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of the model, without its tables, that computes with embeddings held ready."""
+    """A copy of the model without its tables, which computes with embeddings that are held
+    ready."""
     held: dict[int, Any] = {}
     for path, module in model.named_modules():
         if isinstance(module, DEDUP_COLLECTIONS):
@@ -126,12 +128,12 @@ def on_held_embeddings(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _HeldEmbeddings(nn.Module):
-    """A stand-in for a collection: it yields embeddings of the right shape for a batch, the same
-    each time."""
+    """A stand-in for a collection: for a batch it yields embeddings of the right shape, the same
+    ones each time."""
 
     def __init__(self, collection: Collection, device: torch.device) -> None:
         super().__init__()
-        # One row of each table: a list, so that it is no part of the model's state.
+        # One row of each table; it is in a list so that it is not part of the model's state.
         self._rows = [of_one_row(collection, device)]
         self._held: dict[int, tuple[KeyedJaggedTensor, Any]] = {}
 
@@ -146,7 +148,7 @@ class _HeldEmbeddings(nn.Module):
                 stride=features.stride(),
             )
             with torch.no_grad():
-                # The KJT too, so that its number is no other's.
+                # The KJT is kept too, so that no other object gets its id.
                 self._held[key] = features, self._rows[0](zeros)
         _, found = self._held[key]
         if isinstance(found, KeyedTensor):
@@ -167,8 +169,8 @@ class _HeldEmbeddings(nn.Module):
 
 
 def _ids(name: str, features: KeyedJaggedTensor) -> Tensor:
-    """The ids that an embedding is of, as a collection that is asked for them (`need_indices`) has
-    them for weights; where two tables have a feature, it is named `feature@table`."""
+    """The ids of an embedding; a collection that is asked for them (`need_indices`) returns them as
+    weights. If two tables have a feature, the embedding is named `feature@table`."""
     ids: Tensor = features[name if name in features.keys() else name.rpartition("@")[0]].values()  # noqa: SIM118
     return ids
 
@@ -202,7 +204,8 @@ def _clock(
 
 
 def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds whatever the size, and for each of it: least squares, neither below 0."""
+    """The seconds that do not depend on the size, and the seconds per unit of size: by least
+    squares, neither below 0."""
     most = max(size for size, _ in points)
     mean = sum(size for size, _ in points) / len(points)
     took = sum(seconds for _, seconds in points) / len(points)
@@ -217,7 +220,8 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 def _poolings(
     model: nn.Module, features: KeyedJaggedTensor, device: torch.device
 ) -> Mapping[str, FeatureCompute]:
-    """The poolings of features where they are known; those of features alike are timed once."""
+    """The compute of the poolings of features, if they are known; those of similar features are
+    timed once."""
     dims = {
         name: table.dim
         for table in model_tables(model).values()
@@ -240,7 +244,7 @@ def _poolings(
 
 
 def _activations(model: nn.Module, batch: Any) -> float:
-    """Bytes of tensors that forward keeps for backward, parameters not among them."""
+    """The bytes of tensors that forward keeps for backward, without parameters."""
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -256,9 +260,9 @@ def _activations(model: nn.Module, batch: Any) -> float:
 
 
 LARGEST = 2048
-"""Samples of a batch that is timed, at the most: times are in proportion."""
+"""The most samples of a timed batch; times are in proportion."""
 COPIED = 1 << 18
-"""Floats that are copied to time copies, about."""
+"""About how many floats are copied to time copies."""
 
 
 def computed(
@@ -268,10 +272,10 @@ def computed(
     features: Callable[[Any], KeyedJaggedTensor],
     ranks_here: int,
 ) -> Compute:
-    """The compute of one rank with a model, timed on this device with a few batches, of which none
-    is deduplicated; `ranks_here` train on one machine. In how many bits dense gradients travel is
-    no matter of time, and left to who asks. Nothing where the stack's plan is for devices that are
-    not here."""
+    """The compute of one rank with a model, timed on this device with a few batches, none of them
+    deduplicated; `ranks_here` ranks train on one machine. The caller sets in how many bits dense
+    gradients travel, which changes nothing here. An empty `Compute` if the stack's plan is for
+    devices that are not here."""
     if (stack.registry.topology.device or stack.device) != stack.device:
         return Compute()
     from recd_plugins.trainer.dense_optimizer import dense_optimizer
@@ -299,8 +303,8 @@ def computed(
 def _with_unique(
     model: nn.Module, features: KeyedJaggedTensor, found: Compute, device: torch.device
 ) -> Mapping[str, FeatureCompute]:
-    """The compute of a sample by feature where it is deduplicated: it is compared with others, and
-    gets the row of its unique sample."""
+    """The compute of a sample by feature, with what deduplication of the feature adds: the sample
+    is compared with others, and gets the row of its unique sample."""
     tables = model_tables(model)
     looked_up = sorted({name for table in tables.values() for name in table.features})
     names = [name for name in features.keys() if name in looked_up]  # noqa: SIM118  # a KJT's
@@ -332,7 +336,8 @@ def _with_unique(
 
 
 def _copied(batch: int, device: torch.device) -> float:
-    """Seconds of a float that a sample gets of its unique sample, and adds its gradient to."""
+    """The seconds for each float that a sample copies from its unique sample, and whose gradient it
+    adds to that."""
     dim = min(2048, max(64, COPIED // batch))
     rows: Tensor = torch.zeros(max(1, batch // 4), dim, device=device)
     lookup = torch.arange(batch, device=device) % len(rows)
@@ -340,10 +345,10 @@ def _copied(batch: int, device: torch.device) -> float:
 
 
 def _shared(alone: Compute, python: float, ranks_here: int, threads: int) -> Compute:
-    """The compute of a rank that has its share of the processor's cores: so many `threads`, no more
-    than that, run its kernels where torch has others now, and where ranks are more than cores, all
-    that it does waits its turn; what one thread does anyway (conversion, small calls, TorchRec's
-    `python`) only that."""
+    """The compute of a rank with its share of the processor's cores. Its kernels run on at most
+    `threads` threads, and torch may have another number now. If there are more ranks than cores,
+    all that the rank does waits its turn. That is all that changes for work that one thread does
+    anyway: conversion, small calls and TorchRec's `python`."""
     cores = machine_cores()
     crowded = max(1.0, ranks_here / cores)
     kernels = alone.slower(torch.get_num_threads() / min(threads, cores / ranks_here))

@@ -1,5 +1,5 @@
-"""Registries that train in turns on fresh ranks, and by them the demand of a trainer: how fast its
-ranks take batches that lie in memory."""
+"""Trains registries in turns on fresh ranks. This gives the demand of a trainer: how fast its ranks
+take batches that are in memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RANK = "recd_plugins.advise.trial_rank"
 def step_seconds(
     registry: Path, sides: Sequence[Sequence[str]], *, rounds: int, steps: int, held: int
 ) -> list[list[float]]:
-    """Seconds of a step of each side in each round, of the slowest rank, which is fed over and over
-    from so many batches that it has `held` in memory.
+    """The seconds of a step of each side in each round, on the slowest rank. Each rank trains over
+    and over on the `held` batches that it has in memory.
 
-    A side is the registry with overrides. All of them train in turns, on the same fresh ranks.
+    A side is the registry with overrides. All sides train in turns, on the same fresh ranks.
     """
     each = [(registry, side) for side in sides]
     found = trained_in_turns(each, rounds=rounds, steps=steps, held=held)
@@ -43,8 +43,9 @@ def trained_in_turns(
     held: int = 0,
     server: RankServer | None = None,
 ) -> list[list[float]] | Failure:
-    """Seconds of a step of each registry with overrides, in each round, on the ranks of the first
-    one; reading included unless `held` says how many batches are read before."""
+    """The seconds of a step of each registry with overrides, in each round, on the ranks of the
+    first one, or the failure of a rank. Reading is included, unless `held` batches are read
+    before."""
     from recd_plugins.registry import Registry
 
     settings = Registry.load(*sides[0]).train

@@ -1,5 +1,5 @@
-"""The model and the batches that an advice is on: those of a registry, or those of a trainer of
-one's own."""
+"""The model and the batches that an advice is on: those of a registry, or those of a user's own
+trainer."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 __all__ = ["ModelAndBatches", "OfRegistry", "OfTrainer"]
 
 PLACES = 8
-"""The places of an epoch whose batches are looked at."""
+"""The number of places in an epoch whose batches are sampled."""
 MOST_IDS = 1 << 26
-"""The ids of a trainer's batches that are held, about."""
+"""About the most ids of a trainer's batches that are held."""
 
 
 class ModelAndBatches(ABC):
-    """The model and the batches of outlooks; each method gets the stack of a registry that is
-    weighed."""
+    """The model and the batches of outlooks; each method gets the stack of the registry that is
+    being weighed."""
 
     @abstractmethod
     def schema(self, stack: Stack, progress: Progress) -> Schema:
@@ -60,15 +60,15 @@ class ModelAndBatches(ABC):
 
     @abstractmethod
     def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
-        """The lookups to come, of batches as the adapted model gets them."""
+        """The forecast lookups, for batches as the adapted model gets them."""
 
     @abstractmethod
     def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
-        """The compute of the model, by the stack of a registry that deduplicates nothing."""
+        """The compute of the model; the stack is that of a registry that deduplicates nothing."""
 
     @abstractmethod
     def spread(self, stack: Stack, ranks: int) -> list[Batch]:
-        """Some batches from all over what is trained on; none where nobody can begin there."""
+        """Some batches from all over the epoch; empty if its loader cannot begin anywhere."""
 
 
 class OfRegistry(ModelAndBatches):
@@ -76,13 +76,14 @@ class OfRegistry(ModelAndBatches):
 
     def __init__(self) -> None:
         self._models: dict[str, nn.Module] = {}
-        """The models, not adapted, by all that they are built of."""
+        """The models before they are adapted, by all that they are built from."""
 
     def schema(self, stack: Stack, progress: Progress) -> Schema:
         return stack.prepare(progress).schema
 
     def model(self, stack: Stack, progress: Progress) -> nn.Module:
-        """Built once for all that have it alike: shapes and names are what counts of it."""
+        """The adapted model; it is built once for all registries that have the same model, since
+        only its shapes and names count."""
         stack.prepare(progress)
         model = self._built(stack)
         return stack.adapt(_copy_of(model) if stack.registry.chosen("dedup") else model)
@@ -100,7 +101,8 @@ class OfRegistry(ModelAndBatches):
         return stack.profile(counted)
 
     def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
-        """By a batch, and one of a quarter of its samples, so that what does not grow shows."""
+        """The compute by a batch and by one with a quarter of its samples, so that the time that
+        does not grow with the batch is known."""
 
         def batches() -> Iterator[Batch]:
             size = min(stack.registry.train.batch_size, LARGEST)
@@ -119,7 +121,7 @@ class OfRegistry(ModelAndBatches):
 
 
 class OfTrainer(ModelAndBatches):
-    """The model of a trainer of one's own, and the first batches of its loader, unconverted."""
+    """The model of a user's own trainer, and the first batches of its loader, not converted."""
 
     def __init__(
         self,
@@ -130,19 +132,22 @@ class OfTrainer(ModelAndBatches):
         name: str = "the trainer",
     ) -> None:
         """`features(batch)` gives a batch's KJT, or a list of several, of which the first may be
-        deduplicated; by default the only one that it holds. `name` is for messages. As many batches
-        are held as planners count of a trainer's loader, unless they have more than `MOST_IDS`;
-        they are read when the first of them is asked for."""
+        deduplicated; by default the only KJT in the batch. `name` is for messages. It holds as many
+        batches as planners count from a trainer's loader, unless they have more than `MOST_IDS`
+        ids; they are read when the first is needed."""
         self._model, self._loader, self.features, self.name = model, loader, features, name
         self.of_no_row: Mapping[str, float] = {}
-        """The share of the ids of a table's lookups that are of no row, once they are counted."""
+        """The share of each table's looked-up ids that belong to no row; empty until they are
+        counted."""
         self.collided: Sequence[str] = ()
-        """The tables behind a managed collision, which gives ids rows that nobody counts."""
+        """The tables behind a managed collision, which maps ids to rows, so that these are not
+        counted."""
 
     @classmethod
     def named(cls, name: str) -> OfTrainer:
-        """What a function returns that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names: a model and a
-        loader of batches that it takes; and, where batches hold more than one KJT, `features`."""
+        """The trainer of the function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names. The
+        function returns a model and a loader of batches for it, and also `features` if batches hold
+        more than one KJT."""
         place, _, called = name.rpartition(":")
         if not place or not called:
             raise DataError(
@@ -177,8 +182,8 @@ class OfTrainer(ModelAndBatches):
         return schema_of_keys(self._kjt(self._batches[0]).keys())
 
     def model(self, stack: Stack, progress: Progress) -> nn.Module:
-        """The trainer's own where it stays as it is, or else a copy with the same parameters: none
-        is trained, and what names their optimizers goes with them."""
+        """The trainer's own model if it stays unchanged, or else a copy that shares its parameters.
+        None of these is trained, and whatever names their optimizers stays attached to them."""
         if not stack.registry.chosen("dedup"):
             return self._model
         model = _copy_of(self._model)
@@ -186,18 +191,18 @@ class OfTrainer(ModelAndBatches):
 
     def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
         convert = stack.converting(features=self.features)
-        # An iterator: these batches are no epoch, but the first ones of it.
+        # An iterator, since these batches are not an epoch but only its first ones.
         batches = (convert(batch) for batch in self._batches)
         most = len(self._batches)
         counts = count_sample(batches, counted, most=most, features=self.features)
         profile = counts.profile()
-        if not stack.groups:  # unique samples bring other shares of the same ids
+        if not stack.groups:  # unique samples have other shares of the same ids
             self._check_rows(counts.shares_of_no_row(profile))
         return profile
 
     def _check_rows(self, shares: Mapping[str, float]) -> None:
-        """`DataError` where nobody knows which rows are looked up, by the `shares` of ids that are
-        of none."""
+        """`DataError` if most ids of a table belong to no row, by the `shares` of such ids, so that
+        it is unknown which rows are looked up."""
         self.collided = behind_collisions(self._model)
         self.of_no_row = {name: one for name, one in shares.items() if name not in self.collided}
         if strange := [name for name, share in self.of_no_row.items() if share > 0.5]:
@@ -214,7 +219,7 @@ class OfTrainer(ModelAndBatches):
             return computed(stack, lambda: self._model, self._timed, self._kjt, ranks_here)
 
     def spread(self, stack: Stack, ranks: int) -> list[Batch]:
-        """The sparse features alone, which say what samples look up."""
+        """Batches with only the sparse features, which show what samples look up."""
         found = []
         for batch in self._batches[:PLACES]:
             features = self._kjt(batch)
@@ -250,7 +255,7 @@ class OfTrainer(ModelAndBatches):
         return [batch]
 
     def _kjt(self, batch: Any) -> KeyedJaggedTensor:
-        """All that its samples look up, as one."""
+        """All that a batch's samples look up, as one KJT."""
         with self._named("what gives a batch's features"):
             every = all_features_of(batch, self.features)
         kjts = []
@@ -265,7 +270,7 @@ class OfTrainer(ModelAndBatches):
         return kjts[0] if len(kjts) == 1 else self._as_one(kjts)
 
     def _as_one(self, kjts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """Their features, without weights: which ids are looked up is what counts."""
+        """One KJT with the features of all, without weights, since only the looked-up ids count."""
         sizes = [kjt.stride() for kjt in kjts]
         if len(set(sizes)) > 1:
             raise DataError(
@@ -286,14 +291,14 @@ class OfTrainer(ModelAndBatches):
 
 
 def _copy_of(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters and buffers, themselves."""
+    """A copy of the model that shares its parameters and buffers."""
     kept = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(one): one for one in kept})
 
 
 @contextmanager
 def _named(name: str, what: str) -> Iterator[None]:
-    """Inside, an error of the trainer's own code is named as such."""
+    """Inside, an error in the trainer's code becomes a `DataError` that names the trainer."""
     try:
         yield
     except RecdError:
@@ -306,7 +311,7 @@ def _named(name: str, what: str) -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    """What an error says, with a full stop at its end."""
+    """The message of an error as the end of a sentence, with a full stop."""
     text = str(error).strip()
     if not text:
         return "."
@@ -318,7 +323,8 @@ def _is_own(value: object, module: ModuleType) -> bool:
 
 
 def _module(place: str, name: str) -> ModuleType:
-    """The module of a file, or of a dotted name, which is looked for beside the file, or here."""
+    """The module of a file, or of a dotted name; imports also search the file's folder, or the
+    current one."""
     if not place.endswith(".py") and ("/" in place or Path(place).is_file()):
         raise DataError(
             f"{name}: {place} is no file of Python. Name one that ends in .py, or a module: "

@@ -1,4 +1,4 @@
-"""The outlook on a step by a registry: its plan, and the ledger of that, without training."""
+"""Forecasts the step of a registry without training: its plan, and the plan's ledger."""
 
 from __future__ import annotations
 
@@ -45,50 +45,50 @@ if TYPE_CHECKING:
 __all__ = ["Outlook", "Outlooks"]
 
 COUNTED_BY = ("dataset", "etl", "reader", "preprocess", "model", "pooling", "folder")
-"""The keys of registry.yaml that decide what is looked up, beside feature groups."""
+"""The keys of registry.yaml that, besides feature groups, decide what is looked up."""
 COMPUTED_BY = ("dataset", "preprocess", "model", "pooling")
-"""The keys that decide what a sample's dense layers and poolings take, beside `TIMED_BY`."""
+"""The keys that, besides `TIMED_BY`, decide how long a sample's dense layers and poolings take."""
 TIMED_BY = ("optimizer", "threads")
-"""Those of `train` that do."""
+"""The keys of `train` that decide it too."""
 PLANNED_BY = ("dedup", "sharding", "cache")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """A step of a registry as it will be, by one ledger after deduplication."""
+    """The forecast step of a registry, by one ledger after deduplication."""
 
     values: Values
-    """The registry."""
+    """The values of the registry."""
     step: StepForecast
     tables: Mapping[str, ModelTable]
     groups: int
     """The number of groups of features that are deduplicated."""
     hot: float
-    """The share of batches that will be hot: their steps exchange nothing with home."""
+    """The share of batches that will be hot; their steps exchange nothing with home."""
     why_groups: tuple[str, ...]
-    """Why features are deduplicated, or not: the lines of it."""
+    """The lines that explain why features are deduplicated, or why not."""
     notices: tuple[str, ...]
-    """The notices on what the registry switches on, and what would not be used."""
+    """The notices of what the registry switches on and would not use."""
     mapped: tuple[str, ...]
-    """The tables that lie in mapped files, for memory has no room for all."""
+    """The tables in mapped files, since memory has no room for all tables."""
     lacks: str
-    """Why memory has no room for its tables; all else is then as if it had."""
+    """Why memory has no room for the tables; empty if it has. All else is as if it had."""
     on_cpu: bool
     """Whether the plan is for ranks that train on a CPU, whose cores they share."""
 
     @cached_property
     def ms(self) -> float:
-        """Expected milliseconds of a step, on average over hot and other batches."""
+        """The expected milliseconds of a step, on average over hot and other batches."""
         return self.step.ms - self.hot * self._calls_of_home
 
     @property
     def ms_working_meanwhile(self) -> float:
-        """The same if ranks that share processors work while others wait for bytes."""
+        """The milliseconds if ranks that share processors work while others wait for bytes."""
         return self.step.ms_working_meanwhile
 
     @property
     def ledger(self) -> Ledger:
-        """Exchange and lookups."""
+        """The ledger of exchange and lookups."""
         return self.step.ledger
 
     @property
@@ -102,8 +102,8 @@ class Outlook:
 
     @property
     def _calls_of_home(self) -> float:
-        """Milliseconds of the calls that a hot step does without, less what backward hides of those
-        that send ids; its bytes go with other steps."""
+        """The milliseconds of the calls that a hot step saves, less what backward hides of the
+        calls that send ids. Its bytes travel with other steps."""
         step, ledger, cluster = self.step, self.ledger, self.ledger.prices.cluster
         latencies = min(step.ids, 2 * cluster.a2a_global.latency_ms)
         hidden = step.beside_backward(step.ids) - step.beside_backward(step.ids - latencies)
@@ -115,23 +115,24 @@ class Outlook:
 
     @cached_property
     def bytes_by_link(self) -> dict[str, float]:
-        """Bytes that a rank hands to each collective in a step, on average."""
+        """The bytes that a rank hands to each collective in a step, on average."""
         mean = self.ledger.cost.mean
         return {name: float(getattr(mean, name)) for name in COLLECTIVES}
 
     @property
     def between_nodes(self) -> float:
-        """Bytes that leave a node in a step, summed over nodes."""
+        """The bytes that leave nodes in a step, summed over nodes."""
         return self.step.bytes_by_link["between_nodes"]
 
     @property
     def memory(self) -> float:
-        """Bytes a rank of tables, replicas, what is exchanged and what is kept for backward."""
+        """The bytes of a rank for tables, replicas, what is exchanged and what is kept for
+        backward."""
         return self.step.memory
 
     def over(self, base: Outlook) -> float:
-        """Bytes a rank over another's, of those that stay where these are fewer: buffers are there
-        for as long as an exchange lasts."""
+        """By how many bytes a rank's memory exceeds another outlook's: with all memory or with only
+        what stays, whichever gives less, since buffers exist only during an exchange."""
         mine, other = self.ledger, base.ledger
         return min(mine.memory - other.memory, mine.static_memory - other.static_memory)
 
@@ -155,8 +156,9 @@ class Outlook:
 
 
 class Outlooks:
-    """The outlooks of registries that differ in a few keys: each made once, what is counted of
-    batches counted once for all that read alike, and the model timed once."""
+    """The outlooks of registries that differ in a few keys. Each is made once; batches are counted
+    once for all registries that read the same, and the model is timed once for all that compute the
+    same."""
 
     def __init__(
         self,
@@ -166,8 +168,8 @@ class Outlooks:
         progress: Progress = silent,
         source: ModelAndBatches | None = None,
     ) -> None:
-        """`ranks_here` of the ranks share a machine's processors; by default those of a node. Model
-        and batches are the registry's, unless another `source` has them."""
+        """`ranks_here` of the ranks share a machine's processors, by default those of a node. Model
+        and batches are the registry's, unless a `source` gives others."""
         self._registry = registry
         self._source = source or OfRegistry()
         self._ranks = ranks
@@ -181,8 +183,8 @@ class Outlooks:
         self._checked: dict[str, Registry] = {}
 
     def registry(self, values: Values) -> Registry:
-        """A registry like the one that was given, with other values, for as many ranks as are
-        planned for."""
+        """A registry like the given one, with these values, for the number of ranks that is planned
+        for."""
         key = _as_text(values)
         if key not in self._checked:
             train = {**(values.get("train") or {}), "ranks": self._ranks}
@@ -190,17 +192,17 @@ class Outlooks:
         return self._checked[key]
 
     def plans_tiers(self, values: Values) -> bool:
-        """Whether the record that plans a registry's tables declares replicas of rows."""
+        """Whether the record that plans a registry's tables declares that it makes replicas."""
         record = self.registry(values).one("sharding").record
         return isinstance(record, ShardingRecord) and record.tiers
 
     def schema(self, values: Values) -> Schema:
-        """The columns of the dataset, which is prepared first if it is not there."""
+        """The columns of the batches; a dataset that is not there is prepared first."""
         with _notices():
             return self._source.schema(Stack(self.registry(values)), self._progress)
 
     def of(self, values: Values) -> Outlook:
-        """The outlook of a registry; `RecdError` where there is none."""
+        """The outlook of a registry; `RecdError` if it has none."""
         key = _as_text(values)
         if key not in self._found:
             self._found[key] = self._made(values)
@@ -211,7 +213,7 @@ class Outlooks:
             stack = Stack(self.registry(values))
             model = self._source.model(stack, self._progress)
             tables = model_tables(model)
-            profile = self._profile(stack, tables)  # first of all that read: with whole batches
+            profile = self._profile(stack, tables)  # before all else that reads: whole batches
             compute = self._compute(stack)
             planner, lacks = _planned(stack, model, self._ranks, profile)
             ledger = _ledger(stack, planner, tables, profile, self._ranks)
@@ -238,8 +240,8 @@ class Outlooks:
         )
 
     def _compute(self, stack: Stack) -> Compute:
-        """What was timed once for all registries that compute alike, with the bits of this one's
-        dense gradients."""
+        """The compute, timed once for all registries that compute the same, with the bits of this
+        registry's dense gradients."""
         values, train = stack.registry.source.values, stack.registry.train
         timed_by = [getattr(train, name) for name in TIMED_BY]
         key = _as_text([*(values.get(name) for name in COMPUTED_BY), *timed_by])
@@ -258,13 +260,13 @@ class Outlooks:
         return self._profiles[key]
 
     def _hot(self, stack: Stack, planner: Planner) -> float:
-        """The share of batches that the planner will make hot, by some of them."""
+        """The share of batches that the planner will make hot, forecast from some of them."""
         if not isinstance(planner, OrdersBatches):
             return 0.0
         if isinstance(planner, Tiered):
             planned = planner.tier_plan.tables.values() if planner.tier_plan else ()
             if not any(len(one.replicated) for one in planned):
-                return 0.0  # no batch is read for it
+                return 0.0  # without reading a batch
         key = _read_by(stack)
         if key not in self._spread:
             self._spread[key] = self._source.spread(stack, self._ranks)
@@ -273,20 +275,20 @@ class Outlooks:
 
 
 def _read_by(stack: Stack) -> str:
-    """All that decides what batches look up."""
+    """A text of all that decides what batches look up."""
     values, train = stack.registry.source.values, stack.registry.train
     parts = [values.get(name) for name in COUNTED_BY]
     return _as_text([*parts, stack.groups, train.batch_size, train.ranks])
 
 
 def _as_text(values: Any) -> str:
-    """Values of a registry, alike if they are."""
+    """A registry's values as text, which is equal for equal values."""
     return json.dumps(values, sort_keys=True, default=str)
 
 
 def _planned(stack: Stack, model: nn.Module, ranks: int, profile: Profile) -> tuple[Planner, str]:
-    """The planner, once it has planned; where memory has no room for its tables, as if it had, and
-    why it has none."""
+    """The planner after it has planned, and why memory has no room for the tables, or "". If it has
+    no room, the planner plans as if it had."""
     try:
         return stack.planned_for(model, ranks, profile=profile), ""
     except RecdError as error:
@@ -296,12 +298,13 @@ def _planned(stack: Stack, model: nn.Module, ranks: int, profile: Profile) -> tu
     try:
         endless = boundless(stack.registry.topology)
         return stack.planned_for(model, ranks, endless, profile), str(lacks)
-    except RecdError:  # so that memory is not what it lacks
+    except RecdError:  # memory is not the reason
         raise lacks from None
 
 
 def _on_cpu(stack: Stack) -> bool:
-    """Whether its plan is for CPUs: a topology that names no device is one of those that train."""
+    """Whether the plan is for CPUs; a topology that names no device is for the device that
+    trains."""
     return (stack.registry.topology.device or stack.device) == "cpu"
 
 
@@ -316,8 +319,8 @@ def _ledger(
     profile: Profile,
     ranks: int,
 ) -> Ledger:
-    """The ledger of a plan: the planner's own where rows have replicas or ids are coalesced, or
-    else that of all tables where TorchRec's plan has them."""
+    """The ledger of a plan: the planner's own if rows have replicas or ids are coalesced, or else
+    that of all tables as TorchRec's plan places them."""
     tiered = planner if isinstance(planner, Tiered) else None
     if tiered is not None and tiered.tier_plan is not None and tiered.report is not None:
         return _whole(tiered.report.ledger, stack, tables, profile)
@@ -327,7 +330,7 @@ def _ledger(
 def _whole(
     ledger: Ledger, stack: Stack, tables: Mapping[str, ModelTable], profile: Profile
 ) -> Ledger:
-    """The ledger with the tables that the planner was not for, where the plan behind has them."""
+    """The ledger with the other tables added, as the planner behind placed them."""
     others = {name: one for name, one in tables.items() if name not in ledger.tables}
     if not others:
         return ledger
@@ -367,7 +370,7 @@ def _as_placed(
 
 @contextmanager
 def _notices() -> Iterator[list[str]]:
-    """The notices that the stack would give: by them one sees an addition that does nothing."""
+    """Collects the notices of the stack, which show that an addition does nothing."""
     found: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")

@@ -1,9 +1,9 @@
-"""TorchRec's own part of a step, whatever its batch: timed on this device, by steps of next to no
-rows and samples.
+"""Times TorchRec's own part of a step, which does not depend on the batch, on this device: in steps
+with hardly any rows and samples.
 
-It is the Python of its pipeline, of its exchange of features and of its sharded collections, with
-the calls of their kernels. One rank stands for many: it makes the calls that each rank makes, and
-what exchanges take is in the prices of links.
+This part is the Python of TorchRec's pipeline, of its exchange of features and of its sharded
+collections, with the calls of their kernels. One rank stands for many: it makes the same calls as
+each rank, and the prices of links have the time of exchanges.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ __all__ = ["Collection", "of_one_row", "seconds_of_torchrec"]
 Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
 
 SAMPLES = 2
-"""The samples of a batch, each with one id of each feature."""
+"""The number of samples in a batch, each with one id of each feature."""
 
 
 def seconds_of_torchrec(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], device: torch.device
 ) -> float:
-    """Seconds that TorchRec takes of a step with a model's collections; on the CPU, of one thread.
+    """The seconds that TorchRec itself takes in a step with a model's collections; on the CPU, of
+    one thread.
 
-    Nothing where the model has none, and where this process is a rank of a job, for its other ranks
+    0 if the model has no collections, or if this process is a rank of a job, since the other ranks
     would have to take part.
     """
     collections = [one for one in model.modules() if isinstance(one, Collection)]
@@ -73,7 +74,7 @@ def seconds_of_torchrec(
 
 
 def of_one_row(collection: Collection, device: torch.device) -> Collection:
-    """A collection like this one whose tables have a row each."""
+    """A collection like this one whose tables have one row each."""
     if isinstance(collection, EmbeddingBagCollection):
         bags = [replace(one, num_embeddings=1) for one in collection.embedding_bag_configs()]
         return EmbeddingBagCollection(
@@ -84,7 +85,7 @@ def of_one_row(collection: Collection, device: torch.device) -> Collection:
 
 
 class _Small(nn.Module):
-    """The collections, with a row of each table, beside a dense layer of one weight."""
+    """The collections, with one row of each table, and a small dense layer of one input."""
 
     def __init__(self, collections: Sequence[Collection]) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class _Small(nn.Module):
             else []
             for one in collections
         ]
-        """The embeddings that each collection yields one by one."""
+        """The names of the embeddings that each collection yields one by one."""
         self._features = [
             name for one in collections for table in _configs(one) for name in table.feature_names
         ]
@@ -136,7 +137,7 @@ def _configs(collection: Collection) -> list[BaseEmbeddingConfig]:
 
 @contextmanager
 def _one_rank(device: torch.device) -> Iterator[None]:
-    """A process group of this process alone."""
+    """Inside, there is a process group of only this process."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     with nothing_on_stdout():
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""`python -m recd_plugins.advise.trial_rank`: one rank of registries that train in turns, for
+"""`python -m recd_plugins.advise.trial_rank`: one rank that trains registries in turns, for
 `recd advise --try` and for a trainer's demand."""
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["TrialSide", "in_turns", "seconds_in_turns", "trial_side", "turns"]
 
 WARM_UP = 3
-"""Steps of each side before the first round: pipelines fill, kernels compile."""
+"""Steps of each side before the first round, in which pipelines fill and kernels compile."""
 
 
 def turns(
     sides: Sequence[tuple[str, Sequence[str]]], rounds: int, steps: int, held: int
 ) -> list[list[float]]:
-    """`in_turns` of files with overrides, over the launcher's group."""
+    """`in_turns` for files with overrides, over the launcher's group."""
     from recd_plugins.stack import load
     from recd_plugins.trainer.run import process_group
 
@@ -45,7 +45,7 @@ class TrialSide(NamedTuple):
     batches: Iterator[Batch]
 
     def seconds(self, steps: int, device: torch.device) -> float:
-        """Seconds of a step, of so many, which all ranks begin together."""
+        """The seconds of a step, as the mean of `steps` steps, which all ranks begin together."""
         import torch
         import torch.distributed as dist
 
@@ -59,8 +59,8 @@ class TrialSide(NamedTuple):
 
 
 def trial_side(stack: Stack, device: torch.device, held: int = 0) -> TrialSide:
-    """A side that is assembled and warm: it reads as it trains, or is fed over and over from so
-    many batches that are `held` in memory."""
+    """A side that is assembled and warm. It reads while it trains, or, if `held` is not 0, trains
+    over and over on this many batches in memory."""
     import torch.distributed as dist
 
     from recd_plugins.trainer.assemble import assemble
@@ -79,7 +79,7 @@ def trial_side(stack: Stack, device: torch.device, held: int = 0) -> TrialSide:
 def in_turns(
     stacks: Sequence[Stack], device: torch.device, rounds: int, steps: int, held: int = 0
 ) -> list[list[float]]:
-    """`seconds_in_turns` of registries."""
+    """`seconds_in_turns` for registries."""
     sides = [trial_side(stack, device, held) for stack in stacks]
     return seconds_in_turns(sides, device, rounds, steps)
 
@@ -87,8 +87,8 @@ def in_turns(
 def seconds_in_turns(
     sides: Sequence[TrialSide], device: torch.device, rounds: int, steps: int
 ) -> list[list[float]]:
-    """Seconds of a step of each side, in each round, of the slowest rank of the group. Sides take
-    turns of `steps` steps, in an order that is turned round each time."""
+    """The seconds of a step of each side, in each round, on the slowest rank of the group. Sides
+    take turns of `steps` steps, in an order that is reversed each time."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""The best few of what was weighed, trained in turns on this machine: forecast beside fact."""
+"""Trains the best few of the weighed registries in turns on this machine: forecast beside fact."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["Tried", "candidates", "check_ranks_here", "tried", "winner"]
 
 
 RANKS_A_CORE = 8
-"""Ranks that share a core, at the most: of more a trial would measure how they wait, if the machine
-has memory for them at all."""
+"""The most ranks that may share a core. With more, a trial would measure how they wait, if the
+machine has memory for them at all."""
 ALIKE = 0.02
-"""The share of a step by which two that were timed may differ and count as equally fast."""
+"""Two timed steps count as equally fast if they differ by at most this share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Tried:
     additions: tuple[str, ...]
     outlook: Outlook
     rounds: Sequence[float]
-    """Milliseconds of a step in each round, of the slowest rank."""
+    """The milliseconds of a step in each round, on the slowest rank."""
 
     @property
     def ms(self) -> float:
@@ -54,9 +54,9 @@ class Tried:
 
 
 def candidates(walk: Walk, goal: AdviceGoal, most: int) -> dict[tuple[str, ...], Outlook]:
-    """The baseline, if memory has room for it, what is advised and the next best within the budget,
-    so many beside the baseline; of those that come to the same plan, the one with the fewest
-    additions."""
+    """The baseline, if memory has room for it, what is advised, and the next best within the
+    budget; `most` besides the baseline. Among those with the same plan, the one with the fewest
+    additions is taken."""
     base: dict[tuple[str, ...], Outlook] = {} if walk.base.lacks else {(): walk.base}
     found = {**base, walk.kept: walk.best}
     others = [
@@ -71,7 +71,7 @@ def candidates(walk: Walk, goal: AdviceGoal, most: int) -> dict[tuple[str, ...],
 
 
 def _plan(outlook: Outlook) -> tuple[Any, ...]:
-    """The part of an outlook that differs where plans do."""
+    """The part of an outlook that differs if plans differ."""
     return (outlook.ms, outlook.memory, outlook.groups, outlook.hot)
 
 
@@ -83,7 +83,7 @@ def tried(
     steps: int,
     server: RankServer | None = None,
 ) -> list[Tried]:
-    """Train all sides on fresh ranks, some steps of each in its turn, reading included."""
+    """Train all sides on fresh ranks, each for some steps in its turn, with reading."""
     registries = [outlooks.registry(outlook.values) for outlook in sides.values()]
     found = _run(registries, rounds, steps, server)
     return [
@@ -93,7 +93,7 @@ def tried(
 
 
 def check_ranks_here(ranks: int, registry: Registry) -> None:
-    """`CapabilityError` where this machine cannot train so many ranks of the registry at a time."""
+    """`CapabilityError` if this machine cannot train so many ranks of the registry at a time."""
     here, planned = resolve_device(registry.train.device), registry.topology.device
     if planned not in (None, here):
         raise CapabilityError(
@@ -110,8 +110,8 @@ def check_ranks_here(ranks: int, registry: Registry) -> None:
 
 
 def winner(every: Sequence[Tried], goal: AdviceGoal, advised: tuple[str, ...]) -> Tried:
-    """The fastest, by what was measured; what was advised where that is as fast within `ALIKE`, or
-    where time is not what is asked for and the baseline is no faster."""
+    """The fastest by measurement, or what was advised if that is as fast within `ALIKE`. If the
+    goal is memory, what was advised, unless the baseline is faster by more than that."""
     base = next((one for one in every if not one.additions), None)
     mine = next(one for one in every if one.additions == advised)
     best = min(every, key=lambda one: one.ms)
@@ -123,7 +123,7 @@ def winner(every: Sequence[Tried], goal: AdviceGoal, advised: tuple[str, ...]) -
 def _run(
     registries: Sequence[Registry], rounds: int, steps: int, server: RankServer | None
 ) -> list[list[float]]:
-    """Seconds of a step of each side, in each round."""
+    """The seconds of a step of each side, in each round."""
     with tempfile.TemporaryDirectory(prefix="recd-advise-") as folder:
         sides: list[tuple[Path, Sequence[str]]] = []
         for index, registry in enumerate(registries):

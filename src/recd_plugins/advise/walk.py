@@ -1,12 +1,13 @@
-"""The way from plain TorchRec to what pays: each addition weighed on top of those kept so far.
+"""Finds the way from plain TorchRec to what pays: each addition is weighed on top of those kept so
+far.
 
-An addition is kept that makes what is asked for better by more than `WORTH`, or `COPYING` if rows
-get replicas on a CPU, within the budget. One that does not pay by itself waits for those that need
-it; at the end each that was kept is left out once, and stays out where nothing is lost by it; then
-each that was not kept takes the place of each that was, where that saves `BETTER`, for two may save
-the same bytes, and the first that was met is not always the better. Last, each is tried in its
-other ways. So nothing that is advised is slower than plain TorchRec's own best plan, by the
-forecasts.
+An addition is kept if it improves the objective by more than `WORTH`, or `COPYING` if rows get
+replicas on a CPU, within the budget. One that does not pay by itself waits for those that need it.
+At the end each kept addition is left out once, and stays out if nothing is lost by that. Then each
+addition that was not kept takes the place of each kept one, if that saves `BETTER`: two additions
+may save the same bytes, and the first that was met is not always the better one. Last, each is
+tried in its other ways. So, by the forecasts, nothing that is advised is slower than plain
+TorchRec's own best plan.
 """
 
 from __future__ import annotations
@@ -43,41 +44,42 @@ __all__ = [
 ]
 
 WORTH = 0.02
-"""The share of a step that an addition must save: forecasts of two plans are off against each other
-by as much (1.3% in the median of 36 pairs, 2.7% in nine of ten), and what is simpler is left."""
+"""The share of a step that an addition must save. Forecasts of two plans are off against each other
+by as much (1.3% in the median of 36 pairs, 2.7% in nine of ten), and the simpler registry is
+preferred."""
 COPYING = 0.15
-"""The same on a CPU, for rows to have replicas where none had any: such steps took 11 to 20% longer
-against others than by their prices."""
+"""The same share on a CPU for an addition that gives rows replicas where none had any: compared
+with others, such steps took 11 to 20% longer than by their prices."""
 BETTER = 0.01
-"""The share that one must save in another's place, which is no simpler."""
+"""The share that an addition must save in the place of another one, which is no simpler."""
 FAR = 0.15
-"""The share that a step takes longer than the best, at least, for what was left out of it, or took
-another's place, not to be tried so again where something is otherwise by a factor of two."""
+"""If a step took longer than the best by more than this share with an addition left out, or in the
+place of another, that is not tried again when something differs by a factor of two."""
 ALIKE = 0.5
-"""The share that is saved, of what was saved before, for that to hold."""
+"""`FAR` holds only if more than this share of the earlier saving is saved again."""
 FEW = 4
-"""Additions that wait, of which each choice is tried with the next one; of more, all or those alone
-that it needs."""
+"""If at most this many additions wait, each choice of them is tried with the next addition; if
+more, only all of them, and only those that it needs."""
 ROUNDING = 1e-6
 FEATURES = 3
-"""The number of features of which it gives reasons why they are not deduplicated, beside the last
-line of all, which may be about all of them."""
+"""The number of features for which it explains why they are not deduplicated. It adds the very last
+line, which may be about all features."""
 
 Verdict = Literal["kept", "replaced", "waits", "left out", "not here"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdviceGoal:
-    """The goal of an advice: what it is to make best, and within which memory."""
+    """The goal of an advice: what it should improve, and within which memory."""
 
     objective: Objective = "samples_per_second"
     budget_gb: float = 0.0
-    """Memory that a rank may take over TorchRec's own plan, GB."""
+    """The memory in GB that a rank may take beyond TorchRec's own plan."""
     steps_to_loss: Mapping[int, int] = field(default_factory=dict)
-    """The steps, by batch size, that it takes to learn as much; for time_to_loss."""
+    """The steps that it takes to learn as much, by batch size; for time_to_loss."""
 
     def score(self, outlook: Outlook) -> float:
-        """The number that is to be least; without end where memory has no room for the tables."""
+        """The number to minimise; infinite if memory has no room for the tables."""
         if outlook.lacks:
             return math.inf
         if self.objective == "memory":
@@ -87,8 +89,8 @@ class AdviceGoal:
         return 1 / outlook.samples_per_second
 
     def fits(self, outlook: Outlook, base: Outlook) -> bool:
-        """Whether memory has room for its tables, it is within the budget, and as fast as the base
-        where memory is saved: as a base for which there is room."""
+        """Whether memory has room for the tables and the outlook is within the budget. If memory is
+        the objective, it must also be as fast as the base, provided there is room for that."""
         if outlook.lacks:
             return False
         slower = outlook.ms > base.ms * (1 + ROUNDING)
@@ -99,18 +101,19 @@ class AdviceGoal:
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """An addition, and what came of weighing it."""
+    """An addition, and the result of weighing it."""
 
     claim: ClaimedAddition
     verdict: Verdict
     why: str
     """Why it is kept, or why it is not."""
     outlook: Outlook | None = None
-    """The outlook with it, on top of those kept before it; None where it cannot be."""
+    """The outlook with it, on top of those kept before it; None if it cannot be used."""
     gain: float | None = None
-    """The share of the objective that it saved when it was met."""
+    """The share of the objective that it saved when it was met; None if it was not weighed."""
     at_the_end: float | None = None
-    """The share that would be lost of the objective, were it alone left out at the end."""
+    """The share of the objective that would be lost if only this were left out at the end; None if
+    that is unknown."""
 
     @property
     def name(self) -> str:
@@ -122,16 +125,16 @@ class Walk:
     """The way from the baseline, addition by addition, to what is advised."""
 
     base: Outlook
-    """TorchRec's own best plan of the same table and model, as if memory had room where it
-    `lacks` it."""
+    """TorchRec's own best plan for the same table and model; if it `lacks` memory, as if there were
+    room."""
     weighed: Sequence[Weighed]
     best: Outlook
     met: Mapping[tuple[str, ...], Outlook] = field(default_factory=dict)
     """The outlook of each set of additions that was weighed, within the budget or not."""
     replaced: Mapping[str, Sequence[ClaimedAddition]] = field(default_factory=dict)
-    """The additions that were kept before each whose keys it has written anew."""
+    """For each addition, those kept before it whose keys it has written anew."""
     varied: Mapping[str, ClaimedAddition] = field(default_factory=dict)
-    """Those that are kept in another way than their own, in that way."""
+    """The additions that are kept in one of their other ways, in that way."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -147,8 +150,9 @@ def weigh(
     schema: Schema,
     met: Callable[[str], None] = lambda what: None,
 ) -> Walk:
-    """Weigh the additions in order, on top of `values`, a registry without any; `met` hears of each
-    before it is weighed. `CapabilityError` where memory has no room for the tables with any."""
+    """Weigh the additions in order, on top of `values`, a registry without any; `met` is called
+    with the name of each before it is weighed. `CapabilityError` if memory has no room for the
+    tables with any of them."""
     met("TorchRec's own best plan")
     base = outlooks.of(values)
     on_the_way = _OnTheWay(base=base, outlooks=outlooks, goal=goal, schema=schema)
@@ -172,11 +176,12 @@ def weigh_near(
     goal: AdviceGoal,
     schema: Schema,
 ) -> Walk:
-    """Weigh the additions where something is otherwise than on a walk that was `found`: from what
-    is kept there, as it is kept, on top of `values`. The others are met anew, each that is kept is
-    left out once, and each that is not is tried in the place of each that is, but for what was
-    `FAR` from the best there, if about as much is saved here. All is weighed as in `weigh` where
-    what was kept cannot be, does not fit, or is worse than the baseline."""
+    """Weigh the additions if something differs from a walk that was `found`. It begins with the
+    additions that are kept there, in the way that they are kept, on top of `values`. The others are
+    met anew, each kept one is left out once, and each of the rest is tried in the place of each
+    kept one. Changes that were `FAR` from the best there are skipped if about as much is saved
+    here. All is weighed as in `weigh` if what was kept cannot be used, does not fit, or is worse
+    than the baseline."""
     base = outlooks.of(values)
     on_the_way = _OnTheWay(base=base, outlooks=outlooks, goal=goal, schema=schema)
     ordered = [found.varied.get(one.addition.name, one) for one in in_order(claims)]
@@ -191,7 +196,7 @@ def weigh_near(
 
 
 class _Far:
-    """The changes to what a walk has kept that were met on it, and are `FAR` from its best."""
+    """The changes to what a walk has kept that were weighed on it and are `FAR` from its best."""
 
     def __init__(self, found: Walk, goal: AdviceGoal) -> None:
         self._kept = frozenset(found.kept)
@@ -200,39 +205,39 @@ class _Far:
         self._changes = [self._change(names) for names in met]
 
     def has(self, claims: Sequence[ClaimedAddition]) -> bool:
-        """Whether these are what was kept but for one of the changes, or for more left out."""
+        """Whether these are what was kept with one of the changes, or with even more left out."""
         left_out, put_in = self._change(_names(claims))
         return any(out <= left_out and put_in == others for out, others in self._changes)
 
     def _change(self, names: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
-        """What is left out of what was kept, and what is there instead."""
+        """The names that are left out of what was kept, and those that are there instead."""
         return self._kept.difference(names), frozenset(names) - self._kept
 
 
 class _OnTheWay:
-    """The additions that are kept so far."""
+    """A walk that is under way, with the additions that are kept so far."""
 
     def __init__(
         self, *, base: Outlook, outlooks: Outlooks, goal: AdviceGoal, schema: Schema
     ) -> None:
         self._far: _Far | None = None
-        """The changes that are not tried."""
+        """The changes that are not tried; None if all are."""
         self._base, self._outlooks, self._goal, self._schema = base, outlooks, goal, schema
         self.best = base
         self.weighed: list[Weighed] = []
         self.met: dict[tuple[str, ...], Outlook] = {(): base}
         self._reasons: dict[str, str] = {}
-        """Why each did not pay when it was met."""
+        """Why each addition did not pay when it was met."""
         self._top = base
-        """The best that was met: what is left out in the end loses no more than `WORTH` of it."""
+        """The best outlook that was met: leaving additions out loses no more than `WORTH` of it."""
         self._kept: list[ClaimedAddition] = []
         self._replaced: dict[str, list[ClaimedAddition]] = {}
-        """The additions kept before each whose keys it has written anew."""
+        """For each addition, those kept before it whose keys it has written anew."""
         self._varied: dict[str, ClaimedAddition] = {}
         self._wrote: dict[str, set[str]] = {}
-        """The keys that each has written."""
+        """The keys that each addition has written."""
         self._waiting: list[ClaimedAddition] = []
-        """The additions that do not pay by themselves, and change what later ones find."""
+        """The additions that do not pay by themselves but change what later ones find."""
 
     def walk(self) -> Walk:
         if self.best.lacks:
@@ -247,8 +252,8 @@ class _OnTheWay:
         )
 
     def begin(self, kept: list[ClaimedAddition], found: Walk) -> bool:
-        """Begin with what another walk has kept, if that can be here, is within the budget and no
-        worse than the baseline."""
+        """Begin with what another walk has kept. Returns whether that can be used here, is within
+        the budget and is no worse than the baseline; else nothing changes."""
         outlook = self._having(kept)
         if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
             return False
@@ -294,7 +299,7 @@ class _OnTheWay:
             self._keep(claim, [*self._kept, *more], outlook)
             return
         else:
-            # With all that waits: one would else be told to do what was tried with it.
+            # The outlook with all that waits, since its notices must not ask for what was tried.
             worth = self._worth(outlook, self.best)
             why = self._why_left(claim, gain, worth, fitting[0][1])
         self._waiting.append(claim)
@@ -302,7 +307,8 @@ class _OnTheWay:
         self._put(claim, "waits", why, outlook, gain)
 
     def _with_waiting(self, claim: ClaimedAddition) -> Iterator[list[ClaimedAddition]]:
-        """The addition with all that waits, then with some of these: with each choice of `FEW`."""
+        """The addition with all that waits, then with some of these: with each choice of them if
+        they are at most `FEW`."""
         waiting = self._waiting
         yield [*waiting, claim]
         needed = {one.addition.name for one in waiting} & set(claim.addition.needs)
@@ -313,14 +319,14 @@ class _OnTheWay:
                     yield [*some, claim]
 
     def leave_out(self) -> None:
-        """Drop what still waits, and whatever nothing is lost without."""
+        """Drop what still waits, and each addition without which nothing is lost."""
         for claim in self._waiting:
             (one,) = (one for one in self.weighed if one.claim is claim)
             self._settle(claim, "left out", one.why)
         for claim in reversed(self._kept):
             name = claim.addition.name
             if not any(one is claim for one in self._kept):
-                continue  # it went with one that it needs
+                continue  # it was dropped with one that it needs
             gone = self._with_those_that_need(claim)
             back = self._replaced.get(name, [])
             rest = in_order([*(one for one in self._kept if one not in gone), *back])
@@ -335,7 +341,7 @@ class _OnTheWay:
             )
             if spared and self._goal.fits(outlook, self._base):
                 self._kept, self.best = rest, outlook
-                if lost < 0:  # it was in the way of others, which are worth more without it
+                if lost < 0:  # it hindered others, which are worth more without it
                     self._top = outlook
                     for other in rest:
                         self._note_loss(other, None)
@@ -351,7 +357,7 @@ class _OnTheWay:
                 self._note_loss(claim, None if outlook.lacks else lost)
 
     def take_places(self) -> None:
-        """Keep one that was not, in the place of one that was, where that pays."""
+        """Keep an addition that was left out in the place of a kept one, if that pays."""
         for claim in [one.claim for one in self.weighed if one.verdict == "left out"]:
             name = claim.addition.name
             tries: list[tuple[Outlook, list[ClaimedAddition], list[ClaimedAddition]]] = []
@@ -379,12 +385,12 @@ class _OnTheWay:
                     self._settle(one, "left out", why)
             self._keep(claim, rest, outlook)
             self._settle(claim, "kept", words)
-            for other in self._kept:  # what it was worth beside another is not what it is now
+            for other in self._kept:  # its worth was measured beside other additions
                 self._note_loss(other, None)
 
     def vary(self) -> None:
-        """Have an addition in another way on top of all that is kept, where that pays; or with
-        those that it comes after, which nothing needed so far."""
+        """Use an addition in another way on top of all that is kept, if that pays; one that was
+        left out is also tried together with those that it comes after and that were left out."""
         for index, before in enumerate(self.weighed):
             one = before
             if one.verdict not in ("kept", "left out"):
@@ -418,13 +424,14 @@ class _OnTheWay:
                 self._varied[one.name], self._kept = varied, trial
                 self.best = self._top = outlook
         if self._varied:
-            for other in self._kept:  # it was weighed beside what another was before
+            for other in self._kept:  # it was weighed beside the earlier way of another
                 self._note_loss(other, None)
 
     def _keep(
         self, claim: ClaimedAddition, every: Sequence[ClaimedAddition], outlook: Outlook
     ) -> None:
-        """Keep the addition beside the others of `every`, but for those whose keys it writes."""
+        """Keep all additions of `every`, this one among them, without those whose keys it
+        writes."""
         gone = self._replaced_by(claim, every)
         for other in gone:
             self._settle(other, "replaced", f"{claim.addition.name} writes the same keys, and more")
@@ -433,7 +440,7 @@ class _OnTheWay:
         self.best = self._top = outlook
 
     def _left_out_before(self, claim: ClaimedAddition) -> list[ClaimedAddition]:
-        """Those that an addition comes after and that were left out."""
+        """The left-out additions that an addition comes after."""
         return [
             one.claim
             for one in self.weighed
@@ -441,7 +448,7 @@ class _OnTheWay:
         ]
 
     def _with_those_that_need(self, out: ClaimedAddition) -> list[ClaimedAddition]:
-        """It and the kept ones that do nothing without it, or without one of those."""
+        """The addition, and the kept ones that need it or one of those."""
         gone = [out]
         for one in in_order(self._kept):
             if {other.addition.name for other in gone} & set(one.addition.needs):
@@ -451,8 +458,8 @@ class _OnTheWay:
     def _having(
         self, claims: Sequence[ClaimedAddition], *, noted: bool = True
     ) -> Outlook | NotHere:
-        """The outlook of the baseline with these additions, `noted` among those met; or why they
-        cannot be."""
+        """The outlook of the baseline with these additions, recorded in `met` if `noted`; or why
+        they cannot be used."""
         try:
             values = self._values(claims)
             if isinstance(values, NotHere):
@@ -466,7 +473,7 @@ class _OnTheWay:
 
     def _values(self, claims: Sequence[ClaimedAddition]) -> Values | NotHere:
         """The baseline's registry with these additions, each on top of those before it; or why one
-        cannot be."""
+        of them cannot be used."""
         values = self._base.values
         for claim in claims:
             situation = Situation(
@@ -489,15 +496,15 @@ class _OnTheWay:
     def _replaced_by(
         self, claim: ClaimedAddition, kept: Sequence[ClaimedAddition]
     ) -> list[ClaimedAddition]:
-        """The kept ones whose keys it writes anew: the registry is the same without them. It
-        replaces none whose keys it adds to."""
+        """The kept additions whose keys this one writes anew, so that the registry is the same
+        without them. Those whose keys it only adds to are not replaced."""
         whole, gone = _but_plugins(self._values(kept)), list[ClaimedAddition]()
         for one in (other for other in kept if other is not claim):
             rest = [other for other in kept if other is not one and other not in gone]
             try:
                 if _but_plugins(self._values(rest)) == whole:
                     gone.append(one)
-            except RecdError:  # it cannot be without that one
+            except RecdError:  # the addition needs that one
                 continue
         return gone
 
@@ -507,13 +514,13 @@ class _OnTheWay:
         return 1 - self._goal.score(outlook) / self._goal.score(before)
 
     def _pays(self, outlook: Outlook) -> bool:
-        """Whether it saves what it must of what is best so far."""
+        """Whether an outlook saves enough of the best so far."""
         if self._slower_at_work(outlook, self.best):
             return False
         return self._gain(outlook, self.best) > self._worth(outlook, self.best)
 
     def _better(self, outlook: Outlook) -> bool:
-        """Whether it is better than what is best so far, of as many additions."""
+        """Whether an outlook is better than the best so far, with as many additions."""
         worth = self._worth(outlook, self.best)
         if self._slower_at_work(outlook, self.best):
             return False
@@ -521,8 +528,8 @@ class _OnTheWay:
 
     def _slower_at_work(self, outlook: Outlook, other: Outlook) -> bool:
         """Whether a step takes longer than another outlook's if ranks that share processors work
-        while others wait for bytes. What is spared of bytes is then worth less, and what is
-        computed as much: nobody knows how much of a wait is used so, and no gain must hang on it.
+        while others wait for bytes. Then saved bytes are worth less, and saved compute is worth the
+        same. It is unknown how much of a wait is used in this way, so no gain may depend on it.
         """
         if self._goal.objective == "memory" or other.lacks:
             return False
@@ -530,7 +537,7 @@ class _OnTheWay:
         return outlook.ms_working_meanwhile / outlook.batch_size > least * (1 + ROUNDING)
 
     def _worth(self, outlook: Outlook, other: Outlook) -> float:
-        """The share of the other that an outlook must save."""
+        """The share of another outlook that this one must save."""
         copies = outlook.copies and not other.copies and self._goal.objective != "memory"
         return COPYING if copies else WORTH
 
@@ -559,7 +566,7 @@ class _OnTheWay:
         ]
 
     def _in_words(self, outlook: Outlook, before: Outlook) -> str:
-        """The changes that it makes to a step, and to memory, in words."""
+        """The changes from one outlook to another, of a step and of memory, in words."""
         words = [f"{before.ms:.3g} -> {outlook.ms:.3g} ms a step"]
         sent, now = (sum(one.bytes_by_link.values()) for one in (before, outlook))
         words.append(f"{in_bytes(sent)} -> {in_bytes(now)} exchanged a rank")
@@ -576,7 +583,7 @@ class _OnTheWay:
         return ", ".join(words)
 
     def _why_left(self, claim: ClaimedAddition, gain: float, worth: float, outlook: Outlook) -> str:
-        # What waits is there too, and has said its own.
+        # The outlook includes what waits, whose reasons are known already.
         known = [*self.best.notices, *self._reasons.values()]
         new = [one for one in outlook.notices if not any(one in other for other in known)]
         if "dedup" in self._wrote[claim.addition.name] and not outlook.groups:
@@ -594,7 +601,7 @@ class _OnTheWay:
         return "; ".join([why, *new])
 
     def _why_no_room(self) -> str:
-        """Why nothing fits where memory has no room for the tables by the baseline."""
+        """Why nothing fits, if memory has no room for the tables with the baseline."""
         *_, why = dict.fromkeys(one.lacks for one in self.met.values() if one.lacks)
         roomy = {names: one for names, one in self.met.items() if not one.lacks}
         if not roomy:
@@ -620,5 +627,5 @@ def _names(claims: Sequence[ClaimedAddition]) -> tuple[str, ...]:
 
 
 def _but_plugins(values: Values | NotHere) -> Values | NotHere:
-    """The values without the plugins that are named: one more changes nothing by itself."""
+    """The values without `plugins`, since one more plugin changes nothing by itself."""
     return values if isinstance(values, NotHere) else {**values, "plugins": None}
