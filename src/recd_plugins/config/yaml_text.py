@@ -26,7 +26,7 @@ MOST_DIGITS = 40
 print one with thousands of digits."""
 
 LARGEST = 16 << 20
-"""The most bytes of a file; a larger file is not a registry, and may have no end."""
+"""The most bytes of a file; a larger file is something else, and may have no end."""
 LINE_ENDS = {"\n", "\r", "\x85", "\u2028", "\u2029"}
 """The characters at which YAML ends lines; in double quotes they are written as escapes."""
 

@@ -141,7 +141,7 @@ class Delivery:
 
 def _makers(registry: Registry, slot: str) -> str:
     """The providers of a slot. Steps of batches include the digests of the files that they read;
-    tables have digests of their own."""
+    tables have their own digests."""
     makers = []
     for choice in registry.chosen(slot):
         paths = paths_of(choice) if slot in STEPS_OF_BATCHES else []

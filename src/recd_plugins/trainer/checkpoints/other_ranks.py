@@ -114,7 +114,7 @@ def for_ranks(
     before).
 
     The epoch goes on where it was if ranks and their samples are as many as before, or if the
-    position is the same for any rank. It is if no batch of the epoch has been trained, or if
+    position is the same for any rank. That is so if no batch of the epoch has been trained, or if
     `reader.streams` is set and a multiple of `ranks`, no workers read, and `batch_size` times ranks
     is unchanged. Else the next epoch begins, and the rest of this one is skipped. The reader then
     has `streams` streams, if it had another number.
