@@ -88,7 +88,7 @@ class Choice:
         return built
 
     def notices(self, built: object) -> list[Notice]:
-        """The notices of what the record built; none if it gives no notices."""
+        """The notices of what the record built; empty if it gives none."""
         if not isinstance(built, GivesNotices):
             return []
         whose, fix = f"{self.who}: its `notices` returned", "Return a list of Unused(...), say."

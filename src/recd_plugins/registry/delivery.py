@@ -32,7 +32,7 @@ __all__ = ["Delivery", "OpenDelivery"]
 STEPS_OF_BATCHES = ("dedup", "preprocess")
 """The slots whose records change a batch."""
 SLOTS_OF_BATCHES = ("log", "dataset", "etl", *STEPS_OF_BATCHES)
-"""The slots whose records make a batch of a table's rows, beside the reader."""
+"""The slots whose records make a batch from a table's rows, apart from the reader."""
 FIELDS = {"values", "base", "providers", "columns"}
 
 
@@ -45,9 +45,10 @@ class Delivery:
     """
 
     values: Mapping[str, Any]
-    """As registry.yaml has them; `dedup.groups` as they were chosen, never `auto`."""
+    """The values as registry.yaml has them, with `dedup.groups` as they were chosen, never
+    `auto`."""
     base: str
-    """The folder that relative paths of plugins start from."""
+    """The folder from which relative paths of plugins start."""
     providers: Mapping[str, str]
     """The plugins, with their versions or the digests of their code, that fill each slot; with the
     digests of the files that steps of batches read."""

@@ -416,7 +416,8 @@ class FeatureSteps:
 
     @property
     def unique_shares(self) -> Sequence[float] | None:
-        """Each group's unique samples over the batch size, if the converter knows them."""
+        """Each group's unique samples over the batch size; None if the converter does not know
+        them."""
         shares: Any = getattr(self.converter, "unique_shares", None)
         if shares is None:
             return None

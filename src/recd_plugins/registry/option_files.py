@@ -90,8 +90,8 @@ def note_files(folder: Path, files: Mapping[Path, FileStat]) -> None:
 def note_less_files(
     folder: Path, before: Mapping[Path, FileStat], after: Mapping[Path, FileStat]
 ) -> None:
-    """Remove from that record the files that differ from `before` the tables were written: the
-    step writes these, and does not read them."""
+    """Remove from that record the files that have changed between `before` and `after` the tables
+    were written: the step writes these, and does not read them."""
     written = {str(path) for path, stat in before.items() if after.get(path) != stat}
     with contextlib.suppress(OSError, ValueError):
         noted = json.loads((folder / NOTE).read_text()) if written else {}

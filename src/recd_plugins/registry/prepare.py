@@ -293,8 +293,7 @@ class Periods:
                 number += 1
 
     def counts(self, number: int) -> Mapping[str, int]:
-        """How many rows of each kind came in a period, by name; empty if there is no such
-        period."""
+        """The counts of what came in a period, by name; empty if there is no such period."""
         period = self.wait(number)
         return {} if period is None else period.counts(self._folders(period)[0])
 
@@ -430,8 +429,8 @@ def _while_written(
 
 @contextlib.contextmanager
 def _locked_for_tables(folder: Path, progress: Progress) -> Iterator[None]:
-    """Inside, no other process writes tables in a folder; `progress` hears of a process for which
-    this one waits."""
+    """Inside, no other process writes tables in a folder; `progress` reports that this process
+    waits for another one."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / ".lock")
@@ -470,8 +469,8 @@ def _run(etl: Etl, tables: Tables, folder: Path, progress: Progress, who: str) -
 
 
 def _digest(choice: Choice, before: str) -> str:
-    """A name for what a choice makes from the previous step's output: other options, another
-    folder."""
+    """A digest that names what a choice makes from the previous step's output; other options give
+    another folder."""
     options = dataclasses.asdict(choice.config)
     for name in choice.free:
         del options[name]

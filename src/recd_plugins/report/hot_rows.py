@@ -103,7 +103,7 @@ def _coverage(name: str, table: Mapping[str, Any], of: str) -> Figure:
             plot.dot(rows, taken, TIERS[tier][1], size=5)
             right = (
                 plot.x.at(rows) <= 0.55
-            )  # the curve rises: it leaves room below there, above left
+            )  # the curve rises: words fit below it to the right, or above it to the left
             plot.word(rows, taken, f"{rows:,} rows take {share(taken)}", below=right)
     tenth = next(taken for rows, taken in points if rows >= 0.1 * points[-1][0])
     return Figure(

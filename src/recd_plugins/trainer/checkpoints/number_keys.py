@@ -14,7 +14,7 @@ pairs."""
 
 
 def as_items(value: Any) -> Any:
-    """The tree of mappings and lists, with the items of each mapping with such keys as a list.
+    """The tree of mappings and lists, in which a mapping with such keys is a list of its items.
 
     >>> as_items({"seen": {3: 1}}), from_items(as_items({3: 1}))
     ({'seen': {'__items__': [[3, 1]]}}, {3: 1})

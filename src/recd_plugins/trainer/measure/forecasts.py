@@ -113,7 +113,7 @@ class Facts:
         ]
 
     def _rows(self) -> Mapping[str, Any]:
-        """The counted lookups, with their features, of each table that has replicas."""
+        """For each table that has replicas, the features whose lookups are counted."""
         planner = self._planner
         if not isinstance(planner, TierPlanner) or planner.tier_plan is None:
             return {}
