@@ -1,1 +1,1 @@
-"""Columns of somebody else's files become conformed ones: by kind of column, a chunk at a time."""
+"""Conversion of foreign columns to conformed ones: by kind of column, a chunk at a time."""

@@ -1,4 +1,4 @@
-"""Dates in digits and in texts to ms since 1970."""
+"""Conversion of dates, written as digits or as texts, to ms since 1970."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ CURE = "Say another unit, or mend it where the table is made."
 NOWHERE = Spot("", "")
 
 ZONED = r"\d[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
-"""A time of ISO 8601 that has a zone."""
+"""An ISO 8601 time with a zone."""
 NEARLY_ISO = (
     (r"^(\d{4})[./](\d\d)[./](\d\d)", r"\1-\2-\3"),
     (r"^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)", r"\1-\2-\3T\4:\5:\6"),
     (r"(:\d\d(?:\.\d+)?)\s*(?:UTC|GMT)$", r"\1Z"),
 )
-"""Texts that Arrow takes for no time of ISO 8601, as BigQuery's 2024-05-01 13:00:00 UTC, and it."""
+"""Times that Arrow does not read, such as BigQuery's 2024-05-01 13:00:00 UTC; as ISO 8601."""
 ODD_ISO = r"^\d{4}[./]|^\d{8}T|(UTC|GMT)$"
 PARTS = {
     "dd": r"(?P<day>\d{1,2})",
@@ -63,14 +63,14 @@ MONTH = (
 ZONE = r"(?:\s*(?:(?P<zone>[+-]\d\d:?\d\d)|Z|UTC|GMT))?"
 WEEKDAY = r"^(?:[A-Za-z]{3,9},?\s+)?"
 NAMED_MONTHS = (
-    # As RFC 2822 and Apache's logs have it, then ctime and Twitter, then prose.
+    # The order of RFC 2822 and Apache's logs, then of ctime and Twitter, then of prose.
     rf"{WEEKDAY}{PARTS['dd']}[\s/-]{MONTH}[\s/,-]+{PARTS['yyyy']}(?:[\sT,:]+{CLOCK}{ZONE})?$",
     rf"{WEEKDAY}{MONTH}\s+{PARTS['dd']}\s+{CLOCK}{ZONE}\s+{PARTS['yyyy']}$",
     rf"{WEEKDAY}{MONTH}\s+{PARTS['dd']}(?:,\s*|\s+){PARTS['yyyy']}(?:[\sT,]+{CLOCK}{ZONE})?$",
 )
-"""The orders in which a date with the month's name may be."""
+"""The possible orders of a date with the month's name."""
 VERSION = r"^\d\.|\.\d\."
-"""Of 4.10.12, no date in which the year has two digits: points part two digits each."""
+"""A version such as 4.10.12, not a date with a two-digit year: there, each part has two digits."""
 
 
 def digits_to_ms(numbers: npt.NDArray[Any], unit: str, spot: Spot) -> pa.Array:
@@ -89,7 +89,7 @@ def digits_to_ms(numbers: npt.NDArray[Any], unit: str, spot: Spot) -> pa.Array:
 
 
 def texts_to_ms(texts: pa.Array, unit: str, spot: Spot) -> pa.Array:
-    """ms since 1970, rounded down, of dates written as texts, with a time or without."""
+    """ms since 1970, rounded down, of dates written as texts, with or without a time."""
     try:
         texts = pc.utf8_trim_whitespace(texts.cast(pa.large_string()))
     except pa.ArrowInvalid as error:  # bytes
@@ -101,7 +101,7 @@ def texts_to_ms(texts: pa.Array, unit: str, spot: Spot) -> pa.Array:
 
 
 def date_digits(numbers: pa.Array) -> DateDigits | None:
-    """The digits of dates that whole numbers are, if all are dates of 1990 to 2099."""
+    """The date format of whole numbers, if all are dates of 1990 to 2099; None otherwise."""
     numbers = plain(numbers).drop_null()
     for unit in sorted(DATE_DIGITS, key=lambda one: (-one.count("y"), one)):
         try:
@@ -114,8 +114,11 @@ def date_digits(numbers: pa.Array) -> DateDigits | None:
 
 
 def text_dates(texts: pa.Array) -> tuple[TextDates, ...]:
-    """The forms of a date that all texts have, if all are dates of 1990 to 2099: those whose years
-    have two digits in order of how near to each other the dates are then."""
+    """The date formats that fit all texts, if all are then dates of 1990 to 2099.
+
+    Formats with four-digit years come first; those with two-digit years follow, the one with the
+    smallest span of dates first.
+    """
     found: dict[TextDates, int] = {}
     for unit in TEXT_DATES:
         if _dates(texts.slice(0, 100), unit) is None or (times := _dates(texts, unit)) is None:
@@ -126,7 +129,7 @@ def text_dates(texts: pa.Array) -> tuple[TextDates, ...]:
 
 
 def _dates(texts: pa.Array, unit: str) -> pa.Array | None:
-    """The times, if all are such of 1990 to 2099."""
+    """The times, if all are of 1990 to 2099; None otherwise."""
     try:
         times = texts_to_ms(texts, unit, NOWHERE)
     except DataError:
@@ -149,7 +152,7 @@ def _no_date(value: object, unit: str) -> str:
 
 
 def _of_iso(texts: pa.Array) -> tuple[I64, Mask]:
-    """Of ISO 8601, some with a zone and some without; and which are none."""
+    """[N] ms of ISO 8601 times, with or without a zone; and which texts are none."""
     if pc.any(pc.match_substring_regex(texts, ODD_ISO)).as_py():
         for pattern, iso in NEARLY_ISO:
             texts = pc.replace_substring_regex(texts, pattern, iso)
@@ -169,21 +172,23 @@ def _of_iso(texts: pa.Array) -> tuple[I64, Mask]:
 
 
 def _ms_of_iso(texts: pa.Array, zone: str | None) -> I64 | None:
-    """Nothing where one is no time, or nanoseconds since 1970 are no int64 for one and needed for
-    another."""
+    """[N] ms of ISO 8601 times; None where one is not a time.
+
+    None, too, where one needs nanoseconds and another has more of them since 1970 than an int64.
+    """
     for unit, of_ms in (("us", 1_000), ("ns", 1_000_000)):
         try:
             times = texts.cast(pa.timestamp(unit, zone))
         except pa.ArrowInvalid:
             continue
-        # numpy rounds down, as a time before 1970 needs it.
+        # numpy rounds down, which is right for times before 1970.
         ms: I64 = times.cast(pa.int64()).to_numpy() // of_ms
         return ms
     return None
 
 
 def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
-    """Of a day, a month and a year, in the unit's order; and which are none."""
+    """[N] ms of dates of day, month and year, in the unit's order; and which texts are none."""
     date = "[./-]".join(PARTS.get(part, "") for part in unit.split("/"))
     orders = NAMED_MONTHS if "mmm" in unit else (f"^{date}{TIME_OF_DAY}",)
     each = [pc.extract_regex(texts, order) for order in orders]
@@ -201,7 +206,7 @@ def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
         return numbers
 
     year = number("year")
-    if "yyyy" not in unit:  # as POSIX has it
+    if "yyyy" not in unit:  # the rule of POSIX
         year = year + np.where(year < 69, 2000, 1900)
     half, hour = pc.utf8_lower(part("half")), number("hour")
     halved = ~pc.equal(half, "0").to_numpy(zero_copy_only=False)
@@ -219,7 +224,7 @@ def _of_parts(texts: pa.Array, unit: str) -> tuple[I64, Mask]:
 
 
 def _months(names: pa.Array) -> I64:
-    """1 to 12; 0 of what is no month's name."""
+    """1 to 12; 0 for what is not a month's name."""
     first = pc.utf8_lower(pc.utf8_slice_codeunits(names, 0, 3))
     places = pc.index_in(first, value_set=pa.array(MONTHS, names.type))
     months: I64 = pc.fill_null(places, -1).to_numpy().astype(np.int64) + 1
@@ -227,7 +232,7 @@ def _months(names: pa.Array) -> I64:
 
 
 def _zones_ms(zones: pa.Array) -> I64:
-    """How far zones as +0530 are ahead of UTC; 0 where there is none."""
+    """How many ms zones such as +0530 are ahead of UTC; 0 where there is none."""
     digits = pc.replace_substring_regex(zones, "[:+]", "").cast(pa.int64()).to_numpy()
     hours, minutes = np.divmod(np.abs(digits), 100)
     ahead: I64 = np.sign(digits) * (60 * hours + minutes) * 60_000
@@ -237,7 +242,7 @@ def _zones_ms(zones: pa.Array) -> I64:
 def _since_1970(
     year: I64, month: I64, day: I64, hour: I64, minute: I64, second: I64, *, bad: Mask
 ) -> tuple[I64, Mask]:
-    """[N] ms since 1970; and which are `bad`, or no date, or no time of a day."""
+    """[N] ms since 1970; and which are `bad`, not a date, or not a time of day."""
     bad = bad | (month < 1) | (month > 12)
     months = np.where(bad, 0, 12 * (year - 1970) + month - 1).astype("datetime64[M]")
     days = months.astype("datetime64[D]") + (day - 1)

@@ -1,4 +1,4 @@
-"""Columns of numbers to float32: labels, sample weights, dense floats and vectors."""
+"""Conversion of numbers to float32: labels, sample weights, dense floats and vectors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ CURE = "Say what stands for it in the column's entry of the schema, as `nulls: {
 
 
 def floats_of(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
-    """Numbers of any type, one a row, as float32: the same memory where they are that already."""
+    """Numbers of any type, one per row, as float32; finite float32 is returned uncopied."""
     if array.type == pa.float32() and not array.null_count and finite(array.to_numpy()):
         return array
     return pa.array(_filled(numbers_of(array), nulls, spot), pa.float32())
 
 
 def vectors_of(array: pa.Array, width: int, nulls: Nulls, spot: Spot) -> pa.Array:
-    """Lists of numbers as float32 lists of `width`; one of another length is an error."""
+    """Lists of numbers as float32 lists of `width`; a list of another length is an error."""
     array = plain(array)
     if pa.types.is_null(array.type):
         array = array.cast(pa.list_(pa.float32()))
@@ -79,7 +79,7 @@ def logarithms(array: pa.Array) -> pa.Array:
 
 
 def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
-    """[N] which rows are null or hold what is not a finite number."""
+    """[N] which rows are null or hold something that is not a finite number."""
     array = plain(array)
     if width is None:
         return not_finite(numbers_of(array))
@@ -94,7 +94,7 @@ def not_finite_rows(array: pa.Array, width: int | None) -> Mask:
 
 
 def check_label(array: pa.Array | pa.ChunkedArray, label: Label, spot: Spot) -> None:
-    """`DataError` where a click or a grade is not in its range."""
+    """Raise `DataError` if a click or a grade is out of range."""
     if label.kind == "regression" or not len(array):
         return
     values = array.to_numpy()
@@ -112,7 +112,7 @@ def check_label(array: pa.Array | pa.ChunkedArray, label: Label, spot: Spot) -> 
 
 
 def check_weight(array: pa.Array | pa.ChunkedArray, spot: Spot) -> None:
-    """`DataError` where a sample weight is negative."""
+    """Raise `DataError` if a sample weight is negative."""
     values = array.to_numpy()
     if len(values) and values.min() < 0:
         raise spot.error_at(
@@ -123,7 +123,7 @@ def check_weight(array: pa.Array | pa.ChunkedArray, spot: Spot) -> None:
 
 
 def check_finite(column: pa.ChunkedArray, spot: Spot) -> None:
-    """`DataError` where numbers, or those of vectors, are not finite; none is null."""
+    """Raise `DataError` if a number, or one in a vector, is not finite; none may be null."""
     first = 0
     for chunk in column.chunks:
         at, values = spot._replace(first=first), plain(chunk)
@@ -141,7 +141,7 @@ def check_finite(column: pa.ChunkedArray, spot: Spot) -> None:
 
 
 def check_whole_numbers(column: pa.ChunkedArray, spot: Spot) -> None:
-    """`DataError` where a session's or a time's number, be it a float, is none of 64 bits."""
+    """Raise `DataError` if a session or a time, stored as a float, is not a 64-bit integer."""
     if not pa.types.is_floating(column.type):
         return
     values = column.to_numpy().astype(np.float64)
@@ -155,7 +155,7 @@ def check_whole_numbers(column: pa.ChunkedArray, spot: Spot) -> None:
 
 
 def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] | None:
-    """The fault of a column of such a type as one number, or as a vector; and the cure."""
+    """What is wrong with the type of a column of numbers or of vectors, and the cure; or None."""
     inner = plain_type(kind)
     if pa.types.is_null(inner):
         return None
@@ -184,7 +184,7 @@ def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] 
 
 
 def finite(numbers: F32) -> bool:
-    """Whether all are finite; at the speed of a sum."""
+    """Whether all numbers are finite; as fast as a sum if they are."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = numbers.sum()
     return bool(np.isfinite(total)) or not not_finite(numbers).any()
@@ -196,7 +196,7 @@ def not_finite(numbers: npt.NDArray[np.floating]) -> Mask:
 
 
 def numbers_of(array: pa.Array) -> F32:
-    """[N] float32; what is null is not a number."""
+    """[N] float32; a null becomes NaN."""
     array = plain(array)
     kind = array.type
     if pa.types.is_null(kind):

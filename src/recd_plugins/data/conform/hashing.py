@@ -1,10 +1,10 @@
-"""XXH64 of ids: 64 bits that are the same in every process, on every machine and for good.
+"""XXH64 of ids: 64 bits that are the same in every process, on every machine, forever.
 
-An integer is hashed as its 8 bytes, the lowest first (two's complement; an unsigned one as it is),
-a text as its UTF-8 bytes. A text that spells an integer of 64 bits, as `str` would, is hashed as
-that integer: 12 and "12" are one id, since one file of a table may have the one and the next the
-other. So `hash_integers` of 12 is `xxhash.xxh64(struct.pack("<q", 12), seed)`, and `hash_texts` of
-"ab" is `xxhash.xxh64(b"ab", seed)`.
+An integer is hashed as its 8 bytes, lowest first (two's complement if signed). A text is hashed as
+its UTF-8 bytes, except that a text that spells a 64-bit integer the way `str` does is hashed as
+that integer: 12 and "12" are one id, because one file of a table may hold the integer and the next
+the text. So `hash_integers` of 12 is `xxhash.xxh64(struct.pack("<q", 12), seed)`, and `hash_texts`
+of "ab" is `xxhash.xxh64(b"ab", seed)`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST = np.uint64(2**64 - 1)
 LEAST = np.uint64(2**63)
 MINUS, ZERO, NINE = np.uint8(45), np.uint8(48), np.uint8(57)
 LONGEST = 20
-"""The digits of 2^64 - 1, and the characters of -2^63."""
+"""The number of digits of 2^64 - 1, and of characters of -2^63."""
 
 
 @kernel
@@ -142,21 +142,21 @@ def _hash_slices(
 
 
 def hash_integers(words: npt.NDArray[Any], seed: int = 0) -> U64:
-    """[N] integers of 64 bits to the hash of each."""
+    """The hash of each of [N] 64-bit integers."""
     out = np.empty(len(words), np.uint64)
     _hash_words(np.ascontiguousarray(words).view(np.uint64), np.uint64(seed), out)
     return out
 
 
 def hash_texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[Any], seed: int = 0) -> U64:
-    """The hash of each text: text i is `data[offsets[i] : offsets[i + 1]]`."""
+    """The hash of each text; text i is `data[offsets[i] : offsets[i + 1]]`."""
     out = np.empty(len(offsets) - 1, np.uint64)
     _hash_slices(data, offsets, np.uint64(seed), out)
     return out
 
 
 def combine(parts: list[U64]) -> U64:
-    """One hash of several, whose order counts: h = XXH64(h) ^ part, from the first part on."""
+    """One hash of several, which depends on their order: h = XXH64(h) ^ part, from the first on."""
     whole = parts[0]
     for part in parts[1:]:
         whole = hash_integers(whole) ^ part

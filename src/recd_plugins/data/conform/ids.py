@@ -1,4 +1,4 @@
-"""Columns of ids: one a row or a list of them, of any type, to lists of int64 in [0, num_ids)."""
+"""Conversion of ids of any type, one or a list per row, to lists of int64 in [0, num_ids)."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Elements(NamedTuple):
     values: pa.Array
     """[lengths.sum()]."""
     lengths: I64
-    """[N]; of a null row 0."""
+    """[N]; 0 for a null row."""
     null_rows: npt.NDArray[np.bool_] | None
-    """[N] which rows are null; None where none is. A scalar's null is one of its values."""
+    """[N] which rows are null; None if none is. In a column of scalars, a null is in `values`."""
     weights: F32 | None = None
-    """[lengths.sum()] of a scored feature; one that is null is not a number."""
+    """[lengths.sum()] for a scored feature; a null weight is NaN."""
 
     @property
     def absent(self) -> npt.NDArray[np.bool_] | None:
-        """The elements that are null, or have no finite weight; None where none is."""
+        """Which elements are null or have no finite weight; None if none is known to be so."""
         ids = missing(self.values) if has_missing(self.values) else None
         if self.weights is None or finite(self.weights):
             return ids
@@ -59,19 +59,19 @@ class Elements(NamedTuple):
         return lacking if ids is None else ids | lacking
 
     def per_row(self, marked: npt.NDArray[np.bool_]) -> I64:
-        """[N] how many of the elements that are marked each row has."""
+        """[N] how many of the marked elements each row has."""
         rows = np.repeat(np.arange(len(self.lengths)), self.lengths)
         return np.bincount(rows[marked], minlength=len(self.lengths))
 
     def row_of(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """[N] which rows hold one of the elements that are marked."""
+        """[N] which rows hold at least one of the marked elements."""
         return self.per_row(marked) > 0
 
 
 def ids_of(
     array: pa.Array, feature: ForeignFeature, spot: Spot, *, in_range: bool = False
 ) -> pa.Array:
-    """The rows as lists of ids. `in_range`: they are known to be so."""
+    """The rows as lists of ids. `in_range` says that the ids are known to be in range."""
     whole = _as_they_are(array, feature)
     if whole is None:
         whole, _ = _converted(array, feature, spot)
@@ -83,7 +83,7 @@ def ids_of(
 
 
 def weights_of(array: pa.Array, feature: ForeignFeature, spot: Spot) -> pa.Array:
-    """The rows as lists of weights, as long as those of `ids_of`."""
+    """The rows as lists of weights, as long as the lists of `ids_of`."""
     _, weights = _converted(array, feature, spot)
     return weights
 
@@ -128,7 +128,7 @@ def _by_vocabulary(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt
 
 
 def missing_rows(array: pa.Array, feature: ForeignFeature) -> npt.NDArray[np.bool_]:
-    """[N] which rows are null, or have a null within their list."""
+    """[N] which rows are null, or have a null or a non-finite weight in their list."""
     elements = _elements(array, feature)
     absent, null_rows = elements.absent, elements.null_rows
     rows = np.zeros(len(array), np.bool_) if absent is None else elements.row_of(absent)
@@ -136,7 +136,7 @@ def missing_rows(array: pa.Array, feature: ForeignFeature) -> npt.NDArray[np.boo
 
 
 def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
-    """The fault of a column of such a type as this feature, and the cure."""
+    """What is wrong with a column's type for this feature, and the cure; or None."""
     inner = plain_type(kind)
     name = feature.name
     if feature.scored:
@@ -195,7 +195,7 @@ def id_error(
 
 
 def _as_they_are(array: pa.Array, feature: ForeignFeature) -> pa.Array | None:
-    """The same memory, where it is int64 lists without nulls already."""
+    """The same memory if it already holds int64 lists without nulls; None otherwise."""
     kind = array.type
     if (
         feature.ids != "as_is"
@@ -211,7 +211,7 @@ def _as_they_are(array: pa.Array, feature: ForeignFeature) -> pa.Array | None:
 def _converted(
     array: pa.Array, feature: ForeignFeature, spot: Spot
 ) -> tuple[pa.Array, pa.Array | None]:
-    """Lists of ids, and of a scored feature lists of their weights."""
+    """Lists of ids, and for a scored feature lists of their weights; otherwise None."""
     elements = _elements(array, feature)
     if elements.weights is not None and isinstance(feature.nulls, Fill):
         weighed = np.nan_to_num(elements.weights, nan=1, posinf=1, neginf=1)
@@ -253,7 +253,7 @@ def _both(lengths: I64, ids: I64, weights: F32 | None) -> tuple[pa.Array, pa.Arr
 
 
 def _elements(array: pa.Array, feature: ForeignFeature) -> Elements:
-    """The rows' elements, null where one stands for a null."""
+    """The rows' elements; those that stand for a null are null."""
     elements = _as_stored(array, feature.scored)
     if not feature.missing:
         return elements
@@ -291,7 +291,7 @@ def _as_stored(array: pa.Array, scored: bool) -> Elements:
 
 
 def _but_dictionaries(array: pa.Array) -> pa.Array:
-    """Plain values, or a dictionary of them: what is hashed is hashed once a value."""
+    """Plain values, or a dictionary of them, so that each different value is hashed once."""
     return array if isinstance(array, pa.DictionaryArray) else plain(array)
 
 
@@ -304,8 +304,7 @@ def _offsets(lengths: I64) -> I64:
 def _lists(
     offsets: pa.Array | I64, values: pa.Array | I64 | F32, kind: pa.ListType = IDS
 ) -> pa.Array:
-    """Lists on the same values, of one type whatever they were; large ones beyond 2^31 - 1 of
-    them."""
+    """Lists of `kind` over the given values; large lists if there are more than 2^31 - 1 values."""
     values = pa.array(values, kind.value_type)
     offsets = pa.array(offsets) if isinstance(offsets, np.ndarray) else offsets
     if len(values) > MOST_OFFSET:

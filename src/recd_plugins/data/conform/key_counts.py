@@ -1,4 +1,4 @@
-"""Counts of keys that stream by, and the keys that occur most."""
+"""Counts of keys in a stream, and the most frequent keys."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ I64 = npt.NDArray[np.int64]
 
 
 class KeyCounts:
-    """Counts of different keys, 16 bytes each, and a value of each key where it has one.
+    """Counts of different keys, 16 bytes each, and optionally a value of each key.
 
-    Blocks are merged once they outweigh what was merged before, so that a key is sorted O(log)
+    Blocks are merged once they hold more keys than were merged before, so a key is sorted O(log)
     times.
     """
 
     def __init__(
         self, keys: Keys, values: pa.Array | None = None, *, pending: int = 1 << 16
     ) -> None:
-        """`keys` and `values` are empty, and of the kind that will come; up to `pending` keys wait
+        """`keys` and `values` are empty arrays of the types to be added; up to `pending` keys wait
         to be merged."""
         self._keys = keys
         self._values = values
@@ -34,7 +34,7 @@ class KeyCounts:
         self._pending = pending
 
     def add(self, keys: Keys, counts: I64, values: pa.Array | None = None) -> None:
-        """Different keys [K] of a block, how often each occurs, and the value of each."""
+        """Add the different keys [K] of a block, how often each occurs, and the value of each."""
         self._parts.append((keys, counts, values))
         self._size += len(keys)
         if self._size > max(self._pending, len(self._keys)):
@@ -56,7 +56,7 @@ class KeyCounts:
 
     @property
     def merged(self) -> int:
-        """The number of different keys that were merged so far."""
+        """The number of different keys merged so far."""
         return len(self._keys)
 
     @property
@@ -67,19 +67,19 @@ class KeyCounts:
 
     @property
     def counts(self) -> I64:
-        """[K] of each of `keys`."""
+        """[K] how often each of `keys` occurs."""
         self._merge()
         return self._counts
 
     @property
     def values(self) -> pa.Array:
-        """[K] of each of `keys`."""
+        """[K] the value of each of `keys`."""
         self._merge()
         return self._values
 
     def most_frequent(self, *, least_count: int = 1, most: int | None = None) -> I64:
-        """The places among `keys` of those that occur `least_count` times or more, `most` of them:
-        the most frequent first, ties by key."""
+        """The places in `keys` of those that occur at least `least_count` times, at most `most` of
+        them: the most frequent first, ties by key."""
         counts = self.counts
         order = np.argsort(-counts, kind="stable")
         kept: I64 = order[counts[order] >= least_count][:most]

@@ -1,4 +1,4 @@
-"""Columns of sessions and of times to int64."""
+"""Conversion of sessions and of times to int64."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 CURE = "Say what stands for it under `nulls` of the schema, as `nulls: {%s: {value: %s}}`"
 DIGITS = {"yyyy": "1970", "yy": "70", "mmm": "Jan", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
-"""Those of some day; `mm` is a month or minutes: 01 is both."""
+"""The digits of an example date; `mm` is a month or minutes: 01 is valid as both."""
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 def sessions_of(
     arrays: Sequence[pa.Array], nulls: Sequence[Nulls], spots: Sequence[Spot]
 ) -> pa.Array:
-    """One column of integers as it is, and of times as those of µs since 1970; texts, and several
-    columns together, by their hash."""
+    """[N] int64 sessions: one column of integers as it is, one of times as µs since 1970, and a
+    column of texts, or several columns together, by their hash."""
     filled = [_filled(*one) for one in zip(arrays, nulls, spots, strict=True)]
     filled = [instants(one) if is_time(one.type) else one for one in filled]
     if len(filled) == 1 and not are_texts(filled[0].type):
         (array,) = filled
         if array.type == pa.int64():
             return array
-        # An unsigned one by its bits: two sessions stay two.
+        # An unsigned integer is taken by its bits, so different sessions stay different.
         return pa.array(integers(array, spots[0]).view(np.int64), pa.int64())
     from recd_plugins.data.conform.hashing import combine  # numba
 
@@ -67,7 +67,7 @@ def sessions_of(
 
 
 def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Array:
-    """ms since 1970, rounded down; numbers and texts are of `unit`, floats to the nearest ms."""
+    """ms since 1970, rounded down; numbers and texts are in `unit`, floats go to the nearest ms."""
     array = plain(array)
     if array.type == pa.int64() and unit == "ms" and not array.null_count:
         return array
@@ -85,8 +85,10 @@ def times_of(array: pa.Array, unit: TimeUnit, nulls: Nulls, spot: Spot) -> pa.Ar
 
 
 def _ms_of_value(value: int | float | str, unit: TimeUnit, spot: Spot) -> int:
-    """ms since 1970 of what stands for nulls: a number of `unit`, or the text of a date, and so one
-    time whatever the columns of some files are."""
+    """ms since 1970 of the value for nulls: a number in `unit`, or the text of a date.
+
+    It is the same time whatever type the column has in each file.
+    """
     text = str(value).strip()
     try:
         if unit not in TEXT_DATES and (not isinstance(value, str) or NUMBER.fullmatch(text)):
@@ -109,7 +111,7 @@ def _ms_of_value(value: int | float | str, unit: TimeUnit, spot: Spot) -> int:
 
 
 def _of_texts(unit: TimeUnit) -> TimeUnit:
-    """The order of dates that are texts; where numbers are meant, that of ISO 8601."""
+    """The date format of texts: `unit`, or that of ISO 8601 if `unit` is for numbers."""
     return unit if unit in TEXT_DATES else "yyyy-mm-dd"
 
 
@@ -143,7 +145,7 @@ def _ms_of(array: pa.Array, unit: TimeUnit, spot: Spot) -> pa.Array:
 
 
 def _some_time(kind: pa.DataType, unit: TimeUnit) -> str:
-    """A time as a column of such a type says it, in YAML."""
+    """An example of a time for a column of this type, in YAML."""
     if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and unit in TEXT_DATES):
         return '"1970-01-01"'
     if unit in PER_SECOND:
@@ -153,7 +155,7 @@ def _some_time(kind: pa.DataType, unit: TimeUnit) -> str:
 
 
 def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
-    """The fault of a column of such a type as a session; and the cure."""
+    """What is wrong with a column's type for a session, and the cure; or None."""
     if identifies(kind) or is_time(kind):
         return None
     return (
@@ -163,7 +165,7 @@ def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
 
 
 def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | None:
-    """The fault of a column of such a type as a time of `unit`; and the cure."""
+    """What is wrong with a column's type for a time of `unit`, and the cure; or None."""
     inner = plain_type(kind)
     if pa.types.is_timestamp(inner) or pa.types.is_date(inner) or pa.types.is_null(inner):
         return None
@@ -190,14 +192,14 @@ def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | No
 
 
 def _null_error(absent: npt.NDArray[np.bool_], spot: Spot, some: str) -> Exception:
-    """The error for nulls that nothing stands for; it shows some value that may."""
+    """The error for nulls without a value in their place; it shows an example of one."""
     name = spot.column
     drops = f" or `{{{name}: drop}}` (the row)" if spot.drops else ""
     return spot.error_at(absent, "holds a null or NaN", CURE % (name, some) + drops + ".")
 
 
 def _filled(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
-    """The column with the values that stand for nulls."""
+    """The column with its nulls filled."""
     if not has_missing(array):
         return array
     array = plain(array)
@@ -215,7 +217,7 @@ def _filled(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
 
 
 def _both_of_a_type(array: pa.Array, value: int | float | str) -> tuple[pa.Array, pa.Scalar]:
-    """The column and a value in it, whose integers may be wider than those of this file."""
+    """The column and the value in one type, which may be wider than the file's integers."""
     if pa.types.is_null(array.type):
         only = pa.scalar(value)
         return pa.nulls(len(array), only.type), only
@@ -235,7 +237,7 @@ def _scaled(counts: npt.NDArray[np.int64], unit: str, spot: Spot) -> pa.Array:
         if bad.any():
             raise _too_far(bad, spot)
         return pa.array(counts * 1_000)
-    # numpy rounds down, as a time before 1970 needs it; Arrow's cast rounds towards 1970.
+    # numpy rounds down, which is right for times before 1970; Arrow's cast rounds towards 1970.
     return pa.array(counts // (PER_SECOND[unit] // 1_000), pa.int64())
 
 

@@ -1,4 +1,4 @@
-"""`conform`: a chunk of somebody else's rows to those of a `Schema`, which all readers take."""
+"""`conform`: a chunk of foreign rows becomes rows of a `Schema`, which all readers take."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def conform(
     dropped: Counter[str] | None = None,
     drops: bool = True,
 ) -> pa.Table:
-    """The rows of `chunk` as `schema.conformed` has them, in their order.
+    """The rows of `chunk` as rows of `schema.conformed`, in the same order.
 
     `where` names the file and row group in errors, and `first_row` is the number of the chunk's
-    first row there. `columns` are the conformed columns to make, by default all; of the chunk only
-    those are needed that they come from. Features `in_range` have ids that are known to be so.
-    Rows with a null in a column of `nulls: drop` are left out; `dropped` counts them, by column.
-    Where each row must stay, `drops` is false, and no error advises that. A column that is
-    conformed already stays on its memory.
+    first row there. `columns` are the conformed columns to make, by default all; the chunk needs
+    only the columns that they are made of. The features in `in_range` have ids that are known to be
+    in range. Rows with a null in a column with `nulls: drop` are left out; `dropped` counts them by
+    column. If every row must stay, `drops` is false, and no error advises to drop rows. A column
+    that already conforms is not copied.
     """
     roles = {
         name: role
@@ -89,12 +89,12 @@ def conform(
 
 
 def rows_left(chunk: pa.Table, schema: ForeignSchema) -> npt.NDArray[np.int64] | None:
-    """The rows of `chunk` that `conform` leaves, where nulls drop some; None where all are."""
+    """The rows of `chunk` that `conform` keeps; None if it keeps all."""
     return _kept(chunk, roles_of(schema), Counter())
 
 
 def source_columns(schema: ForeignSchema, columns: Collection[str]) -> tuple[str, ...]:
-    """The columns of the files that conformed columns are made of, each once."""
+    """The columns of the files from which the given conformed columns are made, each once."""
     roles = roles_of(schema)
     return tuple(dict.fromkeys(source for name in columns for source in roles[name].sources))
 
@@ -102,7 +102,7 @@ def source_columns(schema: ForeignSchema, columns: Collection[str]) -> tuple[str
 def check_foreign_columns(
     arrow: pa.Schema, schema: ForeignSchema, where: str, columns: Collection[str] | None = None
 ) -> None:
-    """Each column of `schema` is in `arrow`, once, in a type that can conform; or `DataError`."""
+    """Raise `DataError` unless `arrow` has each column of `schema` once, in a type that fits."""
     for name, what, cure in column_problems(arrow, schema, columns):
         raise Spot(where, name).error(what, cure)
 
@@ -110,7 +110,7 @@ def check_foreign_columns(
 def column_problems(
     arrow: pa.Schema, schema: ForeignSchema, columns: Collection[str] | None = None
 ) -> Iterator[tuple[str, str, str]]:
-    """Each column of the files that is not what the schema takes, what is wrong, and the cure.
+    """Each column of the files that does not fit the schema, what is wrong, and the cure.
 
     `columns` are the conformed columns that are wanted, by default all.
     """
@@ -146,18 +146,18 @@ class Role(ABC):
 
     @abstractmethod
     def type_problem(self, kind: pa.DataType) -> Problem | None:
-        """The fault of a source of this type."""
+        """What is wrong with a source of this type, and the cure; or None."""
 
     def missing(self, array: pa.Array) -> Mask:
-        """[N] which rows of a source have a null, or what counts as one."""
+        """[N] which rows of a source have a null, or something that counts as one."""
         return missing(array)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
-        """The conformed rows of a stretch of the source; where there are several, see `made`."""
+        """The conformed rows of a stretch of the source; for several sources, see `made`."""
         raise NotImplementedError
 
     def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
-        """The conformed column, of whole columns of the sources."""
+        """The conformed column, made of the whole columns of the sources."""
         (column,), (spot,) = columns, spots
         parts, first = [], 0
         for chunk in column.chunks or [pa.array([], column.type)]:
@@ -172,7 +172,7 @@ class SessionRole(Role):
         return session_type_problem(kind)
 
     def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
-        if len(columns) > 1:  # they need not be cut alike
+        if len(columns) > 1:  # their chunks may differ in length
             columns = [pa.chunked_array([one.combine_chunks()]) for one in columns]
         parts, first = [], 0
         for chunks in zip(
@@ -260,7 +260,7 @@ class FeatureRole(Role):
 
 @dataclass(frozen=True)
 class ScoreRole(Role):
-    """The weights of a scored feature, whose ids are a `FeatureRole` of the same source."""
+    """The weights of a scored feature; its ids are a `FeatureRole` of the same source."""
 
     feature: ForeignFeature
 
@@ -272,7 +272,7 @@ class ScoreRole(Role):
 
 
 def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[str, Role]:
-    """Each conformed column and what it is made of, in their order."""
+    """Each conformed column, in order, and what it is made of."""
     whole, plain = schema.conformed, schema.nulls
     roles: dict[str, Role] = {}
     if whole.session_id is not None:
@@ -300,7 +300,7 @@ def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[s
 def _kept(
     chunk: pa.Table, roles: Mapping[str, Role], dropped: Counter[str]
 ) -> npt.NDArray[np.int64] | None:
-    """The rows that are left once nulls have dropped theirs; None where all are."""
+    """The rows that are left after rows with nulls were dropped; None if all are left."""
     gone: Mask | None = None
     for role in roles.values():
         for source, nulls in zip(role.sources, role.nulls, strict=True):

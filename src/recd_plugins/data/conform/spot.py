@@ -1,5 +1,4 @@
-"""The spot of a value that does not conform: the file, the column and the row that an error
-names."""
+"""Where a value lies that does not conform: the file, column and row that an error names."""
 
 from __future__ import annotations
 
@@ -20,24 +19,24 @@ class Spot(NamedTuple):
     """The file, and its row group."""
     column: str
     first: int = 0
-    """The row of the chunk that the stretch begins with."""
+    """The row of the chunk at which the stretch begins."""
     chunk: int = 0
     """The number of the chunk's first row in the row group."""
     kept: npt.NDArray[np.int64] | None = None
-    """The rows of the chunk that are left, where some were left out."""
+    """The rows of the chunk that were kept; None if all were."""
     lengths: npt.NDArray[np.int64] | None = None
-    """The number of the values that lie in each row, where the rows are lists."""
+    """The number of values in each row, if the rows are lists."""
     numbered: bool = True
-    """Whether its rows have numbers: not where equal values were put together."""
+    """Whether its rows have numbers; they have none once equal values were merged."""
     drops: bool = True
-    """Whether a row may be left out for a null, which an error then advises, too."""
+    """Whether a row with a null may be left out; if so, errors advise that, too."""
 
     def error(self, what: str, cure: str) -> DataError:
         """The error for a column that is not what it should be."""
         return DataError(f"{self.where}: column {self.column!r} {what}. {cure}")
 
     def error_at(self, bad: npt.NDArray[np.bool_], what: str, cure: str) -> DataError:
-        """The error for the values [N] that are `bad`, of which it names the first one's row."""
+        """The error for the `bad` ones of N values; it names the row of the first."""
         if not self.numbered:
             return self.error(what.rstrip(","), cure)
         count = int(np.count_nonzero(bad))
@@ -45,7 +44,7 @@ class Spot(NamedTuple):
         return self.error(f"{what} in row {self.row(int(bad.argmax())):,}{others}", cure)
 
     def row(self, value: int) -> int:
-        """The row of a value of the stretch, as the file counts."""
+        """The number, in its row group, of the row in which a value of the stretch lies."""
         if self.lengths is not None:
             value = int(self.lengths.cumsum().searchsorted(value, side="right"))
         row = self.first + value
@@ -53,6 +52,6 @@ class Spot(NamedTuple):
 
 
 def shown(value: Any) -> str:
-    """A value as an error says it, in short."""
+    """A value as errors show it, shortened to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,8 +1,8 @@
 """Values of any type that identify something, as 64 bits: integers, texts, bools, dictionaries.
 
-Ids and sessions are read here. What is an integer stays one, be it of any width, unsigned, a bool,
-a decimal or a float without a fraction (as pandas writes integers beside nulls); a text is UTF-8,
-and bytes are as a text of them.
+Ids and sessions are read here. Integers are signed or unsigned ones of any width, bools, decimals,
+and floats without a fraction (pandas writes integers beside nulls as floats). Texts are UTF-8, and
+bytes count as the text that they spell.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ COMPARED_AS = (
     (pa.types.is_boolean, pa.int8()),
     (pa.types.is_float16, pa.float32()),
 )
-"""The types as which values are compared that Arrow cannot compare."""
+"""Types that Arrow cannot compare, and the types to which they are cast for comparison."""
 NO_IDS = "but ids are integers or texts, one a row or a list of them"
 MOST_EXACT = 2.0**53
-"""Beyond it a float64 does not hold each integer."""
+"""Beyond this, a float64 cannot hold every integer."""
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -87,13 +87,16 @@ def plain(array: pa.Array) -> pa.Array:
     if pa.types.is_binary_view(kind):
         return array.cast(pa.large_binary())
     if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
-        return array.cast(pa.decimal128(kind.precision, kind.scale))  # of these Arrow knows little
+        return array.cast(pa.decimal128(kind.precision, kind.scale))  # Arrow does little with these
     return array
 
 
 def without_views(columns: pa.Table) -> pa.Table:
-    """The same columns, texts and lists that are views as others: Arrow can neither filter nor take
-    the former, and finds no type that the latter have in common with others."""
+    """The same columns, with views of texts and of lists made plain texts and lists.
+
+    Arrow can neither filter nor take views of texts, and finds no common type for views of lists
+    and plain lists.
+    """
     for at, (name, column) in enumerate(zip(columns.column_names, columns.columns, strict=True)):
         if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
             columns = columns.set_column(at, name, _as_lists(column))
@@ -102,8 +105,7 @@ def without_views(columns: pa.Table) -> pa.Table:
 
 
 def _as_lists(views: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Lists that are views as such that lie end to end; Arrow's own cast leaves their last end
-    out."""
+    """Views of lists as lists that lie end to end; Arrow's own cast omits the last offset."""
     large = pa.types.is_large_list_view(views.type)
     field = views.type.value_field
     kind, lists = (
@@ -137,7 +139,7 @@ def _viewless(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type of `plain` of an array of a type."""
+    """The type that `plain` gives an array, if views and small decimals are left aside."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -146,17 +148,17 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def are_integers(kind: pa.DataType) -> bool:
-    """Whether values of a type are integers, or may be."""
+    """Whether values of a type are, or may be, integers."""
     return any(test(plain_type(kind)) for test in INTEGERS)
 
 
 def are_texts(kind: pa.DataType) -> bool:
-    """Whether values of a type are texts, or bytes."""
+    """Whether values of a type are texts or bytes."""
     return any(test(plain_type(kind)) for test in TEXTS)
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Whether values of a type are dates, or times since 1970."""
+    """Whether values of a type are dates or times since 1970."""
     return any(test(plain_type(kind)) for test in TIMES)
 
 
@@ -171,12 +173,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def identifies(kind: pa.DataType) -> bool:
-    """Whether values of a type can be ids or sessions; a column of nulls alone can."""
+    """Whether values of a type can be ids or sessions; a column of only nulls can."""
     return are_integers(kind) or are_texts(kind) or pa.types.is_null(plain_type(kind))
 
 
 def missing(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """[N] which are null, or not a number."""
+    """[N] which values are null or NaN."""
     array = plain(array)
     nulls = array.is_null(nan_is_null=pa.types.is_floating(array.type))
     mask: npt.NDArray[np.bool_] = nulls.to_numpy(zero_copy_only=False)
@@ -184,15 +186,14 @@ def missing(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def one_zero(numbers: pa.Array | pa.ChunkedArray) -> Any:
-    """The same numbers with 0 for -0.0, which is equal to it, but which Arrow finds nowhere when it
-    looks for 0 among several."""
+    """The same numbers with 0 for -0.0: they are equal, but Arrow's `is_in` does not match them."""
     if not pa.types.is_floating(numbers.type):
         return numbers
     return pc.add(numbers, pa.scalar(0.0, numbers.type))
 
 
 def with_nulls(array: pa.Array, marks: Sequence[int | str]) -> pa.Array:
-    """The same values, but null where they are one of the marks: an integer, or what spells it."""
+    """The same values, but null where they equal a mark: an integer, or a text that spells it."""
     array = plain(array)
     wider = next((kind for test, kind in COMPARED_AS if test(array.type)), None)
     array = array if wider is None else array.cast(wider)
@@ -205,7 +206,7 @@ def with_nulls(array: pa.Array, marks: Sequence[int | str]) -> pa.Array:
 
 
 def _as_value(mark: int | str, kind: pa.DataType) -> pa.Array | None:
-    """[1] the mark among values of a type; None where the type has no such value."""
+    """[1] the mark as a value of a type; None if the type has no such value."""
     if pa.types.is_null(kind):
         return None
     try:
@@ -215,7 +216,7 @@ def _as_value(mark: int | str, kind: pa.DataType) -> pa.Array | None:
 
 
 def has_missing(array: pa.Array) -> bool:
-    """Whether some are null, or not a number; looks at floats alone."""
+    """Whether some values are null or NaN; only floats are searched for NaN."""
     if isinstance(array, pa.DictionaryArray):
         return bool(array.null_count or array.dictionary.null_count) or (
             pa.types.is_floating(array.type.value_type) and bool(missing(array).any())
@@ -226,7 +227,7 @@ def has_missing(array: pa.Array) -> bool:
 
 
 def integers(array: pa.Array, spot: Spot) -> npt.NDArray[Any]:
-    """Integers [N], without nulls, as int64, or uint64 where one may be as large."""
+    """Integers [N], without nulls, as int64, or as uint64 if they may be too large for int64."""
     array = plain(array)
     kind = array.type
     if pa.types.is_boolean(kind):
@@ -275,7 +276,7 @@ def hashes(array: pa.Array, spot: Spot, seed: int = 0) -> npt.NDArray[np.uint64]
     array = plain(array)
     if pa.types.is_decimal(array.type) and len(array):
         low, high = pc.min_max(array).as_py().values()
-        if low < 0 and high >= 2**63:  # no type of 64 bits has all of them, but each has 64 bits
+        if low < 0 and high >= 2**63:  # each fits into 64 bits, but no 64-bit type holds them all
             found = np.empty(len(array), np.uint64)
             negative = pc.less(array, pa.scalar(Decimal(0), array.type))
             for part in (negative, pc.invert(negative)):
@@ -300,7 +301,7 @@ def hashes(array: pa.Array, spot: Spot, seed: int = 0) -> npt.NDArray[np.uint64]
 
 
 def text_error(array: pa.Array, spot: Spot) -> Exception:
-    """The error for texts where integers are meant."""
+    """The error for texts where integers are expected."""
     some = plain(array)[0].as_py() if len(array) else ""
     return spot.error(
         f"holds texts, as {shown(some)}, but its ids are taken as they are",

@@ -1,7 +1,7 @@
 """Vocabularies: the values that have ids of their own, most frequent first, as a Parquet file.
 
 The file has two columns, `value` (as text) and `count`; the value in row r has the id `others` + r.
-Ids [0, others) are for all other values, by a hash of them; `others` is in the file's metadata.
+Ids [0, others) are for all other values, by their hash; `others` is in the file's metadata.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ __all__ = [
 
 METADATA_KEY = b"recd_vocabulary"
 MOST_DISTINCT = 16_000_000
-"""Different values that are counted: beyond, hashing is the way."""
+"""How many different values are counted at most; for more, hash them."""
 PENDING = 1 << 18
 MANY_UNKNOWN = 0.1
-"""The share of values outside of a vocabulary from which on it is an old one, or another's."""
+"""From this share of values outside it on, a vocabulary is taken to be old or of other data."""
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Counted = tuple[U64, I64, pa.Array]
@@ -58,7 +58,7 @@ Counted = tuple[U64, I64, pa.Array]
 
 
 class VocabularyIds:
-    """Values to ids, by their hash: a text, and the integer that it spells, have one id."""
+    """A map from values to ids, by hash: a text and the integer that it spells have one id."""
 
     def __init__(self, values: pa.Array, *, others: int, where: str) -> None:
         """`values` [K], the most frequent first, each once."""
@@ -79,7 +79,7 @@ class VocabularyIds:
 
 
 class VocabularyCounts:
-    """The number of times that each value occurs, of values that stream by."""
+    """How often each value of a stream occurs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -88,7 +88,10 @@ class VocabularyCounts:
 
     @staticmethod
     def of(values: pa.Array, spot: Spot) -> Counted:
-        """The different ones of some values without nulls: hashes, counts, texts; in any thread."""
+        """The hashes, counts and texts of the different values, of which none is null.
+
+        Any thread may call this.
+        """
         if pa.types.is_null(values.type):
             values = values.cast(pa.string())
         coded = plain(values).dictionary_encode()
@@ -115,9 +118,9 @@ class VocabularyCounts:
             )
 
     def save(self, path: Location, *, most: int, least_count: int = 1, others: int = 1) -> int:
-        """Write the vocabulary of at most so many ids, `others` among them; how many it has.
+        """Write a vocabulary of at most `most` ids, including `others`; returns its number of ids.
 
-        Values that occur less often than `least_count` have none of their own. Ties go by hash.
+        Values that occur less often than `least_count` get no id of their own. Ties go by hash.
         """
         found = self._found
         self._check(len(found.keys))
@@ -142,7 +145,7 @@ class VocabularyCounts:
 
 
 def _spelled(values: pa.Array, spot: Spot) -> pa.Array:
-    """Texts, or bytes that are text."""
+    """Texts, or bytes decoded as UTF-8."""
     if pa.types.is_fixed_size_binary(values.type):
         values = values.cast(pa.binary())
     try:
@@ -155,19 +158,17 @@ def _spelled(values: pa.Array, spot: Spot) -> pa.Array:
 
 
 def load_vocabulary(path: Location) -> VocabularyIds:
-    """The vocabulary in a file, read once for as long as the file stays as it is."""
+    """The vocabulary in a file, which is read again only if the file changes."""
     return _loaded(path, *_as_it_is(path))
 
 
 def vocabulary_digest(path: Location) -> str:
-    """Changes with what is in the file, and so with the ids that values get; not with where it
-    lies."""
+    """A digest of the file's contents, and so of the ids that values get; not of its path."""
     return _digest(path, *_as_it_is(path))
 
 
 def check_vocabularies(digests: Mapping[Location, str]) -> None:
-    """`DataError` for a file that is not what it was when a table was opened, whose ids then are
-    not those of before."""
+    """Raise `DataError` if a file has changed since a table was opened: its ids are others now."""
     for path, digest in digests.items():
         if vocabulary_digest(path) != digest:
             raise DataError(
@@ -178,7 +179,7 @@ def check_vocabularies(digests: Mapping[Location, str]) -> None:
 
 
 def _as_it_is(path: Location) -> tuple[int, int]:
-    """When a file was changed, and its size."""
+    """A file's time of change and size."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -239,8 +240,10 @@ def present(array: pa.Array) -> pa.Array:
 
 
 def counted(columns: Sequence[pa.Array], spot: Spot, missing: Sequence[int | str] = ()) -> Counted:
-    """`VocabularyCounts.of` of all values of some arrays, but those that stand for a null;
-    `DataError` where they are of a type that no ids have."""
+    """`VocabularyCounts.of` all values of some arrays, except those that stand for a null.
+
+    Raises `DataError` if the values' type cannot be ids.
+    """
     values = pa.concat_arrays([present(one) for one in columns])
     if not identifies(values.type):
         raise spot.error(f"holds {values.type}, {NO_IDS}", "Make such a column of it.")
