@@ -1,4 +1,4 @@
-"""A choice of rows by an expression."""
+"""Expressions that choose rows."""
 
 from recd_plugins.data.expression.expression import Expression, Verdict, expression
 from recd_plugins.data.expression.tree import Known

@@ -1,8 +1,8 @@
 """A choice of rows, written as a text: `country == "DE" and time >= 2024-05-01`.
 
-A row is kept where the expression is true. A null compares with nothing, so what asks for its value
-is neither true nor false, as in SQL. The parser here knows comparisons of a column with literals,
-`in`, `is null`, `and`, `or` and `not`, and nothing else.
+A row is kept if the expression is true. As in SQL, a comparison with a null is neither true nor
+false. The parser knows only comparisons of a column with literals, `in`, `is null`, `and`, `or` and
+`not`.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Verdict(NamedTuple):
-    """A verdict on rows, known before they are read."""
+    """What is known of rows before they are read."""
 
     some: bool
-    """Whether any may be kept."""
+    """Whether any of them may be kept."""
     every: bool
-    """Whether all are."""
+    """Whether all of them are kept."""
 
 
 class Expression:
-    """A text, parsed; `RegistryError` shows the place that is wrong."""
+    """A parsed text; if it is wrong, a `RegistryError` shows the place."""
 
     def __init__(self, text: str, where: str) -> None:
-        """`where` is the option that holds it."""
+        """`where` is the option that holds the text."""
         self.text = re.sub(r"\s", " ", text)
         self.where = where
         self._root = parsed(self.text, where)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the files that it asks for."""
+        """The columns of the files that the expression needs, each once."""
         return tuple(dict.fromkeys(leaf.column for leaf in self._root.leaves()))
 
     def mask(self, rows: pa.Table, units: Mapping[str, str]) -> Mask:
-        """[N] which rows are kept. `units` has what a time counts that is a mere number."""
+        """[N] which rows are kept. `units` has the unit of each time that is a plain number."""
         bound = self._bound(rows.schema, units)
         columns = {name: comparable(rows[name]) for name in self.columns}
         found = pc.fill_null(self._root.of(columns, bound), False)
@@ -65,12 +65,12 @@ class Expression:
     def verdict(
         self, known: Mapping[str, Known], arrow: pa.Schema, units: Mapping[str, str]
     ) -> Verdict:
-        """The verdict on rows of which so much is known."""
+        """The verdict on rows of which `known` says what is known of each column."""
         outcomes = self._root.outcomes(known, self._bound(arrow, units))
         return Verdict(some=bool(outcomes & TRUE), every=outcomes == TRUE)
 
     def check(self, arrow: pa.Schema, units: Mapping[str, str], table: str) -> None:
-        """`RegistryError` for a column that is not there, or does not compare with its literal."""
+        """Raise `RegistryError` if a column is missing or cannot be compared with its literal."""
         for leaf in self._root.leaves():
             if arrow.names.count(leaf.column) != 1:
                 raise self._error(
@@ -98,7 +98,7 @@ class Expression:
 
 @lru_cache(maxsize=64)
 def expression(text: str, where: str) -> Expression:
-    """The same text is parsed once."""
+    """The expression of a text, which is parsed only once."""
     return Expression(text, where)
 
 

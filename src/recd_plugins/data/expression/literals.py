@@ -1,4 +1,4 @@
-"""A literal of an expression as a value in the type of its column."""
+"""Conversion of an expression's literals to the types of their columns."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ UTC = datetime.UTC
 
 
 class NotComparable(ValueError):
-    """A column and a literal that do not compare."""
+    """A column and a literal cannot be compared."""
 
 
 def literal_in(value: Literal, kind: pa.DataType, unit: str | None, column: str) -> pa.Scalar:
-    """The literal in the column's type; of an integer it may be a float."""
+    """The literal in the column's type; for an integer column it may be a float."""
     types = pa.types
     if types.is_boolean(kind) and isinstance(value, bool):
         return pa.scalar(value)
     if isinstance(value, str) and (
         types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    ):  # of a time, too, that is text
+    ):  # even if the column is a time, stored as text
         return pa.scalar(value, kind)
     if isinstance(value, str) and (types.is_timestamp(kind) or types.is_date(kind) or unit):
         try:
@@ -54,8 +54,8 @@ def literal_in(value: Literal, kind: pa.DataType, unit: str | None, column: str)
 
 
 def _beside_integers(value: int | float, kind: pa.DataType) -> pa.Scalar:
-    """A number as one of the integers that it is compared with, or as a float where none is it: a
-    fraction, one without bounds, and below 0 where they have no sign."""
+    """A number in the type of the integers that it is compared with, or as a float if they cannot
+    hold it: a fraction, one out of their range, or one below 0 if they are unsigned."""
     unsigned = kind == pa.uint64()
     low, high = (0, 2**64) if unsigned else (-(2**63), 2**63)
     is_one = isinstance(value, int) or (value.is_integer() and low <= value < high)
@@ -102,8 +102,11 @@ def _time(value: datetime.datetime, kind: pa.DataType, unit: str | None, column:
 
 
 def _digits(time: datetime.datetime, unit: str) -> int | float:
-    """The digits of the date of `unit` in which a time lies; one half more of a time within it, as
-    it compares with whole ones. Of two digits for the year 1999 is below 2000, and 2100 above."""
+    """A time as the digits of a date in `unit`, plus one half if the time is later than that date's
+    start, so that it compares correctly with whole dates.
+
+    With two digits for the year, a time of 1999 is below 2000, and one of 2100 is above 2099.
+    """
     years = unit.count("y")
     found = time.year - (2_000 if years == 2 else 0)
     parts = (time.month, time.day, time.hour, time.minute, time.second)
@@ -115,7 +118,7 @@ def _digits(time: datetime.datetime, unit: str) -> int | float:
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """The type as which values of a type compare: Arrow does not compare each as it is."""
+    """The type to which values are cast for comparison: Arrow cannot compare every type."""
     kind, types = (kind.value_type if pa.types.is_dictionary(kind) else kind), pa.types
     if types.is_float16(kind):
         return pa.float32()
@@ -127,21 +130,24 @@ def value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column in the type as which its values compare."""
+    """The column, cast to the type in which its values are compared."""
     kind = value_type(column.type)
     return column if kind == column.type else column.cast(kind)
 
 
 def beside(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Integers in the type of a literal: Arrow itself refuses those that are no float, though each
-    is as far from a fraction as the nearest one."""
+    """Integers, cast to the type of a literal.
+
+    Arrow by itself refuses integers that no float equals, although the nearest float compares with
+    a fraction in the same way.
+    """
     if not pa.types.is_integer(column.type) or column.type == kind:
         return column
     return column.cast(kind, safe=not pa.types.is_floating(kind))
 
 
 def as_bound(value: Any, kind: pa.DataType) -> pa.Scalar | None:
-    """A bound in the type of the literal; None where it has none such."""
+    """A bound in the type of the literal; None if that type cannot hold it."""
     try:
         return pa.scalar(value, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -149,7 +155,7 @@ def as_bound(value: Any, kind: pa.DataType) -> pa.Scalar | None:
 
 
 def moment(text: str) -> datetime.datetime:
-    """A date is its midnight; without a zone it is of UTC."""
+    """The time that a text says; a date is its midnight, and UTC applies if there is no zone."""
     try:
         found = datetime.datetime.fromisoformat(text)
     except ValueError as error:

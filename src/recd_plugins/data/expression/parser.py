@@ -37,12 +37,12 @@ KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "true", "false"})
 
 
 def parsed(text: str, where: str) -> Node:
-    """The tree of a text; `where` is the option that holds it."""
+    """The tree of a text; `where` is the option that holds the text."""
     return _Parser(text, where).parsed()
 
 
 def error_at(text: str, where: str, span: TextRange, message: str) -> RegistryError:
-    """The error that shows the place in the text."""
+    """An error that shows the place in the text."""
     marks = "^" * max(1, span.stop - span.start)
     return RegistryError(f"{message}\n  {text}\n  {' ' * span.start}{marks}", where)
 
@@ -57,7 +57,7 @@ class Token:
 
 
 class _Parser:
-    """Reads a text from left to right, one function a rule."""
+    """Reads a text from left to right, with one function per rule."""
 
     def __init__(self, text: str, where: str) -> None:
         self._text, self._where = text, where

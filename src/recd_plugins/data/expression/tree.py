@@ -1,5 +1,7 @@
-"""The tree of an expression: of each part, which rows it is true of, and what may be known of that
-before they are read."""
+"""The tree of an expression.
+
+Each part says for which rows it is true, and what is known of that before the rows are read.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 TRUE, FALSE, NULL = 1, 2, 4
-"""What a row may make of an expression; a set of these is their sum."""
+"""The possible outcomes of an expression for a row; a set of outcomes is their sum."""
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": pc.equal,
@@ -44,23 +46,23 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">=": pc.greater_equal,
 }
 MANY = 8
-"""Values of an `in` from which on they are looked up, rather than compared one by one."""
+"""If an `in` has more values, they are looked up rather than compared one by one."""
 
 
 class Known(NamedTuple):
-    """The knowledge of a column's values in some rows: by the statistics of a stripe, or since a
-    partition has one value of it (then `low` and `high` are that one)."""
+    """What is known of a column's values in some rows: from the statistics of a stripe, or from a
+    partition, which has one value (then both `low` and `high` are that value)."""
 
     low: Any
-    """No value is below it; None where that is not known."""
+    """No value is below this; None if no such bound is known."""
     high: Any
     nulls: int | None
-    """The number of values that are null; None where that is not known."""
+    """The number of nulls; None if it is not known."""
     rows: int
 
 
 class TextRange(NamedTuple):
-    """The range of the text in which something stands."""
+    """The range of a part in the text."""
 
     start: int
     stop: int
@@ -74,11 +76,11 @@ class Node(ABC):
 
     @abstractmethod
     def of(self, columns: Mapping[str, pa.ChunkedArray], bound: Bound) -> pa.ChunkedArray:
-        """[N] true, false or null."""
+        """[N] the outcome for each row: true, false or null."""
 
     @abstractmethod
     def outcomes(self, known: Mapping[str, Known], bound: Bound) -> int:
-        """The outcomes that rows may have, by what is known of them."""
+        """The set of outcomes that are possible for rows, given what is known of them."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Leaf(Node):
         return found | self.of_values(facts.low, facts.high, bound[self])
 
     def of_values(self, low: Any, high: Any, test: Test) -> int:
-        """The outcomes of values from `low` to `high`."""
+        """The set of outcomes that values from `low` to `high` may have."""
         return TRUE | FALSE
 
 
@@ -142,7 +144,7 @@ class Comparison(Leaf):
             ">=": (holds(">=", most), holds("<", least)),
         }[self.sign]
         found = TRUE * true | FALSE * false
-        if test.floats:  # statistics leave out what is not a number
+        if test.floats:  # statistics leave out NaN
             found |= TRUE if self.sign == "!=" else FALSE
         return found
 
@@ -224,8 +226,7 @@ class Joined(Node):
 
 
 def _either(one: int, other: int, strong: int) -> int:
-    """The outcomes that two sets of them may make together, where `strong` decides and null comes
-    next."""
+    """The outcomes of two joined parts, given those of each: `strong` decides, then null."""
     found = 0
     for left, right in product((TRUE, FALSE, NULL), repeat=2):
         if one & left and other & right:
@@ -235,7 +236,7 @@ def _either(one: int, other: int, strong: int) -> int:
 
 
 Bound = Mapping["Leaf", "Test"]
-"""What each leaf tests, once the types of its columns are known."""
+"""The test of each leaf, once the types of the columns are known."""
 
 
 @dataclass(frozen=True)
@@ -244,4 +245,4 @@ class Test:
 
     values: tuple[pa.Scalar, ...]
     floats: bool
-    """Whether the column may hold what is not a number."""
+    """Whether the column may hold NaN."""
