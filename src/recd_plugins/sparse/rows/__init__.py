@@ -1,1 +1,1 @@
-"""Rows of jagged features: which are equal, which overlap, and how they are picked."""
+"""Rows of jagged features: which are equal, which overlap, and how rows are picked."""

@@ -1,4 +1,4 @@
-"""The different ids of a batch, and which of them each lookup is: SCARS' coalescing."""
+"""The different ids of a batch, and which of them each lookup is for: SCARS' coalescing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Coalesced", "coalesce"]
 
 MIX = np.uint64(0x9E3779B97F4A7C15)
 PART = 4096
-"""Ids of a part, about: its table stays in the processor's cache."""
+"""About how many ids a part has; its table then stays in the processor's cache."""
 FREE = -1
 
 
@@ -23,13 +23,13 @@ class Coalesced(NamedTuple):
     """N lookups as U different ids: lookup i is of `ids[inverse_lookup[i]]`."""
 
     ids: Tensor
-    """[U], in an order that the ids alone decide."""
+    """[U], in an order that depends only on the ids."""
     inverse_lookup: Tensor
     """[N] int64, in [0, U)."""
 
 
 def coalesce(ids: Tensor) -> Coalesced:
-    """The different ones of ids [N], int32 or int64."""
+    """The different ids among ids [N], int32 or int64."""
     if ids.is_cuda:
         return Coalesced(*torch.unique(ids, return_inverse=True))
     unique, inverse_lookup, count = _coalesce(ids.contiguous().numpy())

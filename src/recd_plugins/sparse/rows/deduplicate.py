@@ -1,5 +1,4 @@
-"""Feature groups to the unique samples of each (O3): which sample has which, and their rows,
-copied once."""
+"""The unique samples of feature groups (O3): which sample has which, and copies of their rows."""
 
 from __future__ import annotations
 
@@ -30,13 +29,13 @@ class Deduplicated(NamedTuple):
     """B samples of G groups."""
 
     rows: WeightedJagged
-    """The unique rows of every key, one key after another, each padded to the largest group's."""
+    """The unique rows of every key, key after key, each key padded to the largest group's count."""
     inverse_lookup: Tensor
     """[G, B] int64."""
     unique_counts: tuple[int, ...]
     """[G]."""
     length_per_key: list[int]
-    """The ids of every key."""
+    """The number of ids of every key."""
 
 
 def deduplicate(groups: Groups, rows: Mapping[str, WeightedJagged]) -> Deduplicated:
@@ -67,7 +66,7 @@ def deduplicate(groups: Groups, rows: Mapping[str, WeightedJagged]) -> Deduplica
 
 
 def unique_of_group(features: Sequence[WeightedJagged]) -> Unique:
-    """The different samples of a group: two are one where all of its features agree."""
+    """The different samples of a group: two samples are equal if all of its features agree."""
     if features[0].values.is_cpu:
         found = _found([features])
         return Unique(found.inverse_lookup[0], found.firsts.of(0))
@@ -77,7 +76,7 @@ def unique_of_group(features: Sequence[WeightedJagged]) -> Unique:
 
 
 def unique_each(features: Sequence[WeightedJagged]) -> list[Unique]:
-    """The different rows of each feature by itself; all on CPU, and with as many rows."""
+    """The different rows of each feature by itself; all are on CPU and have equally many rows."""
     found = _found([[feature] for feature in features])
     return [Unique(lookup, found.firsts.of(i)) for i, lookup in enumerate(found.inverse_lookup)]
 
@@ -90,7 +89,7 @@ class _Found(NamedTuple):
     firsts: Firsts
     spans: Spans
     columns: Addresses
-    """Each feature's ids, and behind them its weights, where it has some."""
+    """Each feature's ids, followed by its weights, if it has any."""
 
 
 def _found(features: Sequence[Sequence[WeightedJagged]]) -> _Found:
@@ -107,7 +106,7 @@ def _found(features: Sequence[Sequence[WeightedJagged]]) -> _Found:
 
 
 def _alike(features: Sequence[WeightedJagged]) -> bool:
-    """Whether they join as they are: no id, length or weight has to become one of another type."""
+    """Whether the features can be joined without converting ids, lengths or weights."""
     one = features[0]
     ids, lengths = one.values.dtype, one.lengths.dtype
     weights = None if one.weights is None else one.weights.dtype
@@ -120,7 +119,7 @@ def _alike(features: Sequence[WeightedJagged]) -> bool:
 
 
 def _one_by_one(features: Sequence[Sequence[WeightedJagged]]) -> Deduplicated:
-    """Do as `deduplicate` does, on any device and with any mixture of types."""
+    """What `deduplicate` returns, on any device and for any mixture of types."""
     unique = [unique_of_group(group) for group in features]
     picked = [
         feature.select(found.firsts)

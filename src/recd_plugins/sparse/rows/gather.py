@@ -1,6 +1,6 @@
-"""Rows found where they begin and end, and copied to where they are wanted.
+"""Where rows begin and end, and copies of them to where they are needed.
 
-On CPU this is done in numba, on the thread that asks.
+On CPU, numba does this on the thread that calls.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Bools = npt.NDArray[np.bool_]
 
 HELD = (torch.int32, torch.int64)
 CHUNK = 256
-"""Rows of a feature that are looked at at a time, to see whether each is a single id."""
+"""How many rows of a feature are checked at a time for whether each is a single id."""
 WHOLE = 8
-"""Rows of up to so many ids are copied by so many, and the next one lies over what is too much:
-no loop, of whose end the processor would guess wrong."""
+"""A row of up to this many ids is copied as exactly this many, and the next row overwrites the
+excess: so there is no loop whose end the processor would mispredict."""
 AHEAD = 16
-"""Rows: so far before it is copied, one is asked for, since they lie anywhere in memory."""
+"""How many rows ahead of its copy a row is prefetched, because rows lie anywhere in memory."""
 
 
 class Spans(NamedTuple):
-    """The places of the unique rows among B, for each of F features: copying them needs these."""
+    """Where the unique rows lie among B rows, for each of F features; they are copied by this."""
 
     bounds: I64
-    """[F, B, 2]: where each begins and ends; undefined behind the last."""
+    """[F, B, 2]: where each begins and ends; undefined after the last unique row."""
     single: Bools
     """[F]: whether each of the B rows is a single id, so that row i is id i."""
     numels: I64
@@ -65,7 +65,7 @@ class Spans(NamedTuple):
 
 
 def addresses_of_lengths(lengths: Sequence[Tensor]) -> Addresses:
-    """Lengths as `add_up` takes them."""
+    """The lengths in the form that `add_up` takes."""
     return Addresses.of([one if one.dtype in HELD else one.to(torch.int32) for one in lengths])
 
 
@@ -116,18 +116,19 @@ def all_one(lengths: npt.NDArray[Any]) -> bool:
 
 
 def measure_each(spans: Spans, counts: I64, lengths: Tensor) -> None:
-    """The lengths of the unique rows, `counts` [F], to `lengths` [F, max(counts)]; then zeros."""
+    """Write the lengths of the unique rows, `counts` [F] of them, to `lengths` [F, max(counts)],
+    followed by zeros."""
     _measure(spans.bounds, counts, lengths.numpy())
 
 
 def gather_each(values: Addresses, spans: Spans, counts: I64, out: Tensor) -> None:
-    """Lay the unique rows of all features end to end in `out`, which is as long as they are."""
+    """Lay the unique rows of all features end to end in `out`, which has exactly their length."""
     _gather(values.places, spans.bounds, spans.single, counts, out.numpy())
 
 
 def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another, on any device, with
-    their gradients."""
+    """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another, on any device;
+    gradients flow through them."""
     if not values.is_cpu or values.requires_grad:
         return values[spread_places(starts, lengths)]
     if values.dtype in (torch.float16, torch.bfloat16):  # numba has neither
@@ -139,8 +140,8 @@ def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
 
 
 def spread_places(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The places among the values of those that `spread_rows` makes."""
-    # Value n of the result lies as far behind its row's start as n behind its row's begin.
+    """The indices of the values that `spread_rows` returns."""
+    # Value n of the result is as far from its row's start as n is from where its row begins.
     where = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
     return where + torch.arange(where.numel(), device=where.device)
 
@@ -207,8 +208,8 @@ def copy_row(
             out[at + i] = values[start + i]
 
 
-# Rows are copied between views: indices that count from 0 need no check for negative ones, and
-# several ids go at a time.
+# Rows are copied between views: their indices count from 0, so there is no check for negative
+# indices, and several ids are copied at a time.
 
 
 @kernel

@@ -1,7 +1,7 @@
-"""Memory as numba kernels take it: many tensors by their addresses, and lines fetched ahead.
+"""Memory for numba kernels: many tensors by their addresses, and cache lines fetched ahead.
 
-A kernel cannot be handed a list of tensors. Without addresses each feature would be a call,
-which costs as much as the work on a feature of single ids.
+A kernel cannot take a list of tensors. Without addresses, each feature would need a call, which
+costs as much as the work on a feature of single ids.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Addresses(NamedTuple):
     """C tensors of numbers of 2, 4 or 8 bytes each, on CPU."""
 
     places: I64
-    """[C, 3] each one's address, how many numbers it has, and how many bytes each of them."""
+    """[C, 3] each tensor's address, its number of elements, and the bytes of an element."""
     tensors: Sequence[Tensor]
-    """The tensors, held so that their memory stays."""
+    """The tensors, kept here so that their memory stays."""
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Addresses:
@@ -68,7 +68,7 @@ class Addresses(NamedTuple):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(_typing: Any, address: Any) -> Any:
-    """An address as numba's `carray` takes it."""
+    """An address as a pointer that numba's `carray` takes."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -117,9 +117,9 @@ def all_below(numbers: npt.NDArray[Any], count: int) -> bool:
 
 
 LINE = 64
-"""Bytes that the processor fetches at once."""
+"""How many bytes the processor fetches at once."""
 LINES = 4
-"""Asked for of one row at most: of a longer one, the processor guesses the rest."""
+"""How many lines of a row are prefetched at most; the processor predicts the rest."""
 READ, KEEP, DATA = 0, 3, 1
 
 
@@ -137,8 +137,8 @@ def prefetch(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None
 
 
 FAR = 4096
-"""Bytes: so far before they are read, numbers that are read one after another are asked for. The
-processor itself asks for no line behind the end of a page, and a page is as long."""
+"""How many bytes ahead numbers are prefetched that are read in sequence. This is the length of a
+page: the processor by itself does not fetch past the end of one."""
 
 
 @kernel
@@ -170,7 +170,7 @@ def _prefetch_line(_typing: Any, numbers: Any, _place: Any) -> Any:
 def numbers_on(
     device: torch.device, numbers: Sequence[int] | Sequence[Sequence[int]] | I64
 ) -> Tensor:
-    """Numbers of the processor as an int64 tensor of a device, without waiting for it: CUDA copies
-    from pinned memory beside what the processor does next."""
+    """Numbers as an int64 tensor on a device, without waiting for the device: CUDA copies from
+    pinned memory while the CPU goes on."""
     made = torch.tensor(numbers, dtype=torch.int64)
     return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)

@@ -1,8 +1,8 @@
-"""The rows that a reader holds of a window: gathered, or each different one kept once.
+"""The rows of a window that a reader holds: gathered, or with each different row kept once.
 
-All of it runs on CPU, on the thread that calls or on those of an executor that it hands over:
-torch's own cat and index would wake torch's threads. Those belong to the model, and to wait for
-them costs more than they save.
+All of this runs on CPU, on the calling thread or on those of an executor that the caller gives.
+torch's own cat and index would wake torch's threads: they belong to the model, and waiting for them
+costs more than they save.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 I64: TypeAlias = npt.NDArray[np.int64]
 I32: TypeAlias = npt.NDArray[np.int32]
 Numbers: TypeAlias = npt.NDArray[Any]
-"""Numbers of rows: int32, or int64 where there may be too many."""
+"""Numbers of rows: int32, or int64 if there may be too many rows for that."""
 
 
 Ids: TypeAlias = npt.NDArray[Any]
@@ -45,13 +45,13 @@ Ids: TypeAlias = npt.NDArray[Any]
 F32: TypeAlias = npt.NDArray[np.float32]
 Part: TypeAlias = "Jagged | HeldOnce | WeightedJagged"
 Column: TypeAlias = "Sequence[Part]"
-"""The rows of a feature, in parts: all of them with weights, or none."""
+"""The rows of a feature, in parts: all parts have weights, or none has."""
 Each: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
-"""A call for each number: `map`, or that of an executor."""
+"""Calls a function for each number: `map`, or the `map` of an executor."""
 
 FEWEST_SLOTS = 1024
-"""The hash table of a feature's rows begins with so many, and doubles as rows are found: most
-features repeat, and a small table stays in the cache."""
+"""How many slots the hash table of a feature's rows has at first. It doubles as rows are found: the
+rows of most features repeat, and a small table stays in the cache."""
 
 
 class RowBlock(NamedTuple):
@@ -62,14 +62,14 @@ class RowBlock(NamedTuple):
     lengths: I32
     """[K, S]."""
     weights: F32 | None = None
-    """[lengths.sum()] where a feature is scored; the ids of the others weigh 1."""
+    """[lengths.sum()] if a feature is scored, and the ids of other features weigh 1; else None."""
 
     def kjt(self, keys: Sequence[str]) -> KeyedJaggedTensor:
         """The block as a KJT of K keys, on the same memory."""
         return KeyedJaggedTensor(
             keys=list(keys),
             values=torch.from_numpy(self.values),
-            # Of a block of one row, reshape would give a view that skips others' lengths.
+            # For a block of one row, reshape alone would give a view that skips others' lengths.
             lengths=torch.from_numpy(np.ascontiguousarray(self.lengths).reshape(-1)),
             weights=None if self.weights is None else torch.from_numpy(self.weights),
             stride=self.lengths.shape[1],
@@ -84,8 +84,8 @@ def gather_blocks(
 ) -> list[RowBlock]:
     """Rows `rows` [N], in this order, cut into blocks of `sizes`.
 
-    `columns` are the features; the rows of each come in parts, the same rows for all of them.
-    Where `each` is an executor's, several features are copied at a time.
+    `columns` are the features; each has the same rows, which come in parts. If `each` is an
+    executor's `map`, several features are copied at a time.
     """
     cuts = np.cumsum([0, *sizes])
     if not columns:
@@ -98,7 +98,7 @@ def gather_blocks(
     of_ids, of_weights = _targets(values, numels), _targets(weights, numels)
 
     def copy(feature: int) -> None:
-        # Feature by feature, since the rows of one fit the cache where those of all do not.
+        # Feature by feature: the rows of one feature fit the cache, those of all do not.
         parts, order = columns[feature], (rows, lengths[feature], cuts)
         found = _LaidOut.of(parts, [part.values for part in parts])
         found.copy(*order, of_ids[feature], values[0])
@@ -114,14 +114,14 @@ def gather_blocks(
 
 
 class _LaidOut(NamedTuple):
-    """The rows of a feature, where they lie: its parts need not be joined to copy some."""
+    """Where the rows of a feature lie, so that rows can be copied without joining its parts."""
 
     numbers: Sequence[Tensor]
-    """The parts' ids, or weights."""
+    """The parts' ids or weights."""
     place: I64
-    """[3], as `Addresses` has it, of memory that all of them lie in."""
+    """[3] one of `Addresses.places`: the memory that spans all parts."""
     begins: I64
-    """[N]: where in it each row begins."""
+    """[N]: where in that memory each row begins."""
 
     @classmethod
     def of(cls, parts: Column, numbers: Sequence[Tensor]) -> _LaidOut:
@@ -143,14 +143,14 @@ class _LaidOut(NamedTuple):
         return cls(numbers, np.array([first, (end - first) // size, size]), begins)
 
     def copy(self, rows: I64, lengths: I32, cuts: I64, targets: I64, into: Numbers) -> None:
-        """Lay rows, of these lengths, end to end in their blocks' targets [blocks, 3], which are of
-        the type of `into`."""
+        """Lay the rows, which have `lengths`, end to end in the targets [blocks, 3] of their
+        blocks; these have the type of `into`."""
         like = self.numbers[0][:0].numpy()
         _copy_rows(self.place, self.begins, rows, lengths, cuts, targets, like, into[:0])
 
 
 def _targets(blocks: Sequence[Numbers], numels: I64) -> I64:
-    """[K, blocks, 3]: the place, as `Addresses` has it, of each feature's numbers in each block."""
+    """[K, blocks, 3]: the place, as in `Addresses`, of each feature's numbers in each block."""
     targets = np.empty((*numels.shape, 3), np.int64)
     if blocks:
         size = blocks[0].itemsize
@@ -161,7 +161,7 @@ def _targets(blocks: Sequence[Numbers], numels: I64) -> I64:
 
 
 def join_blocks(parts: Sequence[RowBlock]) -> RowBlock:
-    """The rows of each feature, one part after another; of one part, its own memory."""
+    """The rows of each feature, one part after another; a single part is returned uncopied."""
     if len(parts) == 1:
         return parts[0]
     lengths = np.concatenate([part.lengths for part in parts], axis=1)
@@ -188,7 +188,7 @@ def _lengths(parts: Column) -> I32:
 
 
 def _begins(part: Part) -> I64:
-    """[N]: where among a part's numbers each row begins."""
+    """[N]: where in a part's numbers each row begins."""
     if isinstance(part, HeldOnce):
         return _begins(part.held).take(part.which.numpy())
     lengths = part.lengths.numpy()
@@ -198,7 +198,7 @@ def _begins(part: Part) -> I64:
 
 
 def _held(part: Part) -> Jagged:
-    """The rows of a part that lie in memory."""
+    """The rows of a part as they lie in memory."""
     return part.held if isinstance(part, HeldOnce) else Jagged(part.values, part.lengths)
 
 
@@ -207,14 +207,14 @@ def _is_scored(parts: Column) -> bool:
 
 
 def _weights(part: Part) -> F32:
-    """[N] of a part of a scored feature."""
+    """[N] the weights of a part of a scored feature."""
     assert isinstance(part, WeightedJagged)
     weights: F32 = part.weighing(torch.float32).numpy().astype(np.float32, copy=False)
     return weights
 
 
 def _pairs(part: Part) -> Jagged:
-    """Each id and then the bits of its weight: rows are equal where ids and weights are."""
+    """Each id, then the bits of its weight: rows are equal if both ids and weights are."""
     pairs = np.empty((part.values.numel(), 2), np.int64)
     pairs[:, 0] = part.values.numpy()
     pairs[:, 1] = _weights(part).view(np.int32)
@@ -256,18 +256,18 @@ def _copy_rows(
 class RowPool:
     """The different rows of many features, each kept once and known by its number.
 
-    Batches are made of numbers, and an id is copied again only where a batch keeps it. Rows are
-    laid end to end; row r is `values[offsets[r] : offsets[r + 1]]`, and row 0 is empty.
+    Batches are made of row numbers, so an id is copied again only if a batch keeps it. Rows lie end
+    to end; row r is `values[offsets[r] : offsets[r + 1]]`, and row 0 is empty.
     """
 
     def __init__(self, num_ids: int, num_rows: int, ids: npt.DTypeLike = np.int64) -> None:
-        """Room for so many ids, of this type, and rows; memory is taken only as far as it is
-        filled."""
+        """Make room for `num_ids` ids of type `ids` and `num_rows` rows; memory is used only as far
+        as it is filled."""
         self.values: Ids = np.empty(num_ids, ids)
         self.offsets = np.empty(num_rows + 2, np.int64)
         self.offsets[:2] = 0
         self.num_rows = 1
-        """The empty one included."""
+        """The number of rows, including the empty one."""
         self.numbers: type[np.signedinteger[Any]] = (
             np.int32 if num_rows < np.iinfo(np.int32).max else np.int64
         )
@@ -276,9 +276,9 @@ class RowPool:
     def add(self, parts: Column) -> Numbers:
         """[N] the number of each row of a feature, whose rows come in parts.
 
-        Rows of the feature are equal if and only if their numbers are; those of others may be
-        equal under another number. Empty rows are row 0. The rows of a scored feature are kept as
-        pairs of id and weight, and take room for twice their ids.
+        Rows of one feature are equal if and only if their numbers are equal; equal rows of
+        different features may have different numbers. Empty rows are row 0. The rows of a scored
+        feature are kept as pairs of id and weight, and take twice the room of their ids.
         """
         num_rows = sum(part.lengths.numel() for part in parts)
         numbers = np.empty(num_rows, self.numbers)
@@ -309,7 +309,7 @@ class RowPool:
 
 
 class Picked(NamedTuple):
-    """The rows that S samples have of K features."""
+    """The rows of S samples, for each of K features."""
 
     pool: RowPool
     rows: Numbers
@@ -319,7 +319,7 @@ class Picked(NamedTuple):
 
     @classmethod
     def of(cls, columns: Sequence[Column], order: I64) -> Picked:
-        """Rows `order` [S] of each feature, in this order, from a pool of their own.
+        """Rows `order` [S] of each feature, in this order, from a new pool.
 
         `columns` are the features; the rows of each come in parts.
         """
@@ -328,7 +328,7 @@ class Picked(NamedTuple):
         numel = sum(numel << pairs for numel, pairs in zip(numels, scored, strict=True))
         parts = [part for column in columns for part in column]
         narrow = not any(scored) and all(part.values.dtype == torch.int32 for part in parts)
-        ids = np.int32 if narrow else np.int64  # as they were decoded
+        ids = np.int32 if narrow else np.int64  # the type in which they were decoded
         pool = RowPool(numel, sum(part.lengths.numel() for part in parts), ids)
         rows = np.empty((len(columns), len(order)), pool.numbers)
         for column, numbers in zip(columns, rows, strict=True):
@@ -336,14 +336,14 @@ class Picked(NamedTuple):
         return cls(pool, rows, scored)
 
     def cut(self, sizes: Sequence[int]) -> list[Picked]:
-        """Consecutive samples, in parts of `sizes`."""
+        """The samples, cut into consecutive parts of `sizes`."""
         cuts = np.cumsum(sizes)[:-1]
         split = np.split(self.rows, cuts, axis=1)
         return [Picked(self.pool, rows, self.scored) for rows in split]
 
 
 def join_picked(parts: Sequence[Picked]) -> RowBlock:
-    """The rows of all samples, one part's after another's."""
+    """The rows of all samples, one part after another."""
     block = _joined(parts)
     scored = parts[0].scored
     if not any(scored):
@@ -359,7 +359,7 @@ def join_picked(parts: Sequence[Picked]) -> RowBlock:
 
 
 def _joined(parts: Sequence[Picked]) -> RowBlock:
-    """The rows as the pools have them."""
+    """The rows as they lie in the pools: those of scored features as pairs of id and weight."""
     sizes = [part.rows.shape[1] for part in parts]
     lengths = np.empty((len(parts[0].rows), sum(sizes)), np.int32)
     columns = np.split(lengths, np.cumsum(sizes)[:-1], axis=1)

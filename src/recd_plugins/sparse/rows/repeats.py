@@ -1,4 +1,4 @@
-"""Rows that equal the one before, and rows of which such are left out."""
+"""Rows that equal the row before, and rows from which such repeats were left out."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def repeats(ids: Numbers, offsets: Numbers) -> Bools:
 
 
 def held_bounds(bits: npt.NDArray[np.uint8], first: int, offsets: Numbers) -> tuple[I32, Numbers]:
-    """Of N rows those that are there, as Arrow has it in `bits` from the one numbered `first` on:
-    which of them each row is, or repeats [N], and where each begins, and the last one ends.
+    """Which of the stored rows each of N rows is or repeats [N]; where each stored row begins, and
+    where the last one ends.
 
-    `offsets` [N + 1] are those of all rows, of which those that are not there have no ids.
+    `bits` are Arrow's validity bits, from number `first` on, and say which rows are stored.
+    `offsets` [N + 1] are those of all N rows; rows that are not stored have no ids.
     """
     which, bounds = np.empty(len(offsets) - 1, np.int32), np.empty_like(offsets)
     held = _note_held(bits, first, offsets, which, bounds)

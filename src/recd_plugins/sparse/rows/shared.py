@@ -1,8 +1,8 @@
 """One feature's rows over shared values: each row is [offset, length] among them.
 
-Where one row ends as the next begins, both share those values. Each row is laid over the
-longest suffix of its neighbour which is its own prefix (Knuth, Morris and Pratt: linear,
-whatever the ids).
+If one row ends with the values with which the next begins, the two share those values. Each row is
+laid over the longest suffix of its neighbour that is its own prefix (Knuth, Morris and Pratt:
+linear for all ids).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SharedRows(NamedTuple):
     values: Tensor
     """[K] ids."""
     weights: Tensor | None
-    """[K], or none where ids have none."""
+    """[K]; None if the ids have no weights."""
     spans: Tensor
     """[U, 2] int64: each row's [offset, length]."""
 
@@ -38,7 +38,8 @@ class SharedRows(NamedTuple):
     def of(cls, feature: WeightedJagged, rows: Tensor) -> SharedRows:
         """Rows `rows` [U] of a feature, each laid over its neighbour where it is a shift of it.
 
-        A weight is part of its id: rows share values where both agree, bit by bit.
+        A weight counts as part of its id: rows share values only if ids and weights agree bit by
+        bit.
         """
         if feature.weights is None:
             return cls._overlapped(feature.values, feature.lengths, rows)
@@ -57,7 +58,7 @@ class SharedRows(NamedTuple):
         return cls(torch.from_numpy(found.values), None, torch.from_numpy(found.rows))
 
     def select(self, rows: Tensor) -> SharedRows:
-        """Rows [N], in this order, over those values alone that one of them needs."""
+        """Rows [N], in this order, over only those values that one of them needs."""
         spans = self.spans[rows]
         starts, stops = spans[:, 0], spans.sum(1)
         borders = spans.new_zeros(self.values.numel() + 1)
@@ -81,7 +82,7 @@ class SharedRows(NamedTuple):
     def concat(parts: Sequence[SharedRows]) -> SharedRows:
         """The rows of all parts, one part after another; nothing is shared across parts.
 
-        Where some have weights, the ids of the others weigh 1.
+        If some parts have weights, the ids of the others weigh 1.
         """
         spans, done = [], 0
         for part in parts:
@@ -111,7 +112,7 @@ class Overlapped(NamedTuple):
     values: Values
     """[K] the shared values."""
     rows: I64
-    """[U, 2] each row's offset among the shared values, and its length."""
+    """[U, 2] each row's offset in the shared values, and its length."""
 
 
 def overlap_rows(
@@ -119,14 +120,14 @@ def overlap_rows(
 ) -> Overlapped:
     """Lay rows `values[starts[u] : starts[u] + lengths[u]]`, u < U, over each other.
 
-    Lists that grow at their end: row u + 1 is laid over the end of row u. Lists that grow at
-    their front, newest first: row u over the end of row u + 1. All rows take the way that
-    keeps fewer values. A row with `begins` [U] shares nothing with those before it.
+    If lists grow at their end, row u + 1 is laid over the end of row u. If they grow at their
+    front, newest first, row u is laid over the end of row u + 1. All rows take the way that keeps
+    fewer values. A row marked in `begins` [U] shares nothing with the rows before it.
     """
     if begins is None:
         begins = np.zeros(starts.size, np.bool_)
     matched = _matches(values, starts, lengths, begins)
-    # Where half of the values are shared, lists grow at their end: no need to look further.
+    # If half of the values are shared, lists grow at their end: no need to look further.
     if 2 * matched.sum() < lengths.sum():
         ends = np.append(begins[1:], True)[: begins.size]
         backward = _matches(values, starts[::-1], lengths[::-1], ends[::-1])

@@ -1,8 +1,7 @@
-"""Some rows of a huge table in slots: 2.5 slots for each of these rows, however many rows the table
-has.
+"""Some rows of a huge table in slots: 2.5 slots for each of these rows, however large the table is.
 
-A row is in one of the two slots that its hash names, so that two reads say whether it is one of
-them, and no branch depends on the row (cuckoo hashing).
+A row is in one of the two slots that its hash gives, so two reads show whether it is in any, and no
+branch depends on the row (cuckoo hashing).
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ U64s: TypeAlias = npt.NDArray[np.uint64]
 
 U64 = np.uint64
 FREE = U64(0xFFFFFFFFFFFFFFFF)
-"""The content of a slot that has no row, while rows are put there."""
+"""The content of a slot without a row, while the slots are being filled."""
 FIRST, SECOND = U64(0xFF51AFD7ED558CCD), U64(0xC4CEB9FE1A85EC53)
-"""Those of MurmurHash3's fmix64, in which every bit of a row decides on every bit of the hash."""
+"""The constants of MurmurHash3's fmix64: each bit of a row affects each bit of the hash."""
 SHIFT, HALF = U64(33), U64(32)
-"""Bits of the hash that name a slot."""
+"""`SHIFT` is fmix64's own; `HALF` is how many bits of the hash give a slot."""
 MOVES = 500
-"""Rows that make way for one, at most, before all are put in more slots."""
+"""How many rows are moved at most to place one row, before all are put in more slots."""
 
 
 def slots_of(rows: I64) -> U64s:
-    """Slots that hold these rows, one or more, none of which is negative or named twice."""
+    """Slots that hold one or more rows; the rows must not be negative, and all must differ."""
     size = int(ROOM * len(rows)) + 2
     while not _fill(slots := np.full(size, FREE), rows):
         size += size // 4
@@ -42,7 +41,7 @@ def slots_of(rows: I64) -> U64s:
 
 
 def numbers_in(slots: U64s, rows: I64) -> I32:
-    """The number of each slot's row among the ascending `rows` that `slots_of` was given."""
+    """The index of each slot's row in the ascending `rows` that were given to `slots_of`."""
     numbers = np.zeros(len(slots), np.int32)  # free slots repeat the first row
     _number(slots, rows, numbers)
     return numbers

@@ -1,4 +1,4 @@
-"""Rows that are added up, each to the one that its place says."""
+"""Sums of rows by place."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["summed_rows"]
 
 
 def summed_rows(rows: Tensor, places: Tensor, count: int) -> Tensor:
-    """[count, ...]: out[p] = the sum of rows[i] over all i with places[i] = p, of the rows' type.
+    """[count, ...]: out[p] = the sum of rows[i] over all i with places[i] = p, in the rows' type.
 
-    Numbers of 16 bits are added up in 32: one by one, they would stop to grow at a few hundred
-    times their size.
+    16-bit numbers are added up in 32 bits: in 16 bits, a sum would stop growing at a few hundred
+    times its terms.
     """
     narrow = rows.is_floating_point() and rows.element_size() == 2
     added = rows.float() if narrow else rows

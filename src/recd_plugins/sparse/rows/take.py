@@ -1,4 +1,4 @@
-"""Rows of one width, taken in another order into blocks: dense columns, labels and weights."""
+"""Rows of one width, copied into blocks in another order: dense columns, labels and weights."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Numbers = npt.NDArray[Any]
 
 
 def take_blocks(parts: Sequence[Tensor], rows: I64, sizes: Sequence[int]) -> list[Tensor]:
-    """Rows `rows` of [n_i, ...] laid end to end, in blocks of `sizes`, each with memory of its own.
+    """Rows `rows` of the joined parts [n_i, ...], in blocks of `sizes`, each with its own memory.
 
-    One call for all blocks: for each call a thread gives up the lock of Python, for which who makes
-    batches would then wait.
+    There is one call for all blocks, since each call gives up Python's lock, and the thread that
+    makes batches would have to wait for it again.
     """
     whole = np.concatenate([part.numpy() for part in parts])
     blocks = [np.empty((size, *whole.shape[1:]), whole.dtype) for size in sizes]

@@ -1,8 +1,8 @@
 """The equal rows of a jagged feature: exact, in one pass, in order of first appearance.
 
-A row is taken for a copy only after its ids were compared, whatever its hash. On CPU a hash
-table in numba does it: it reads ids at the speed of their copy, on the thread that calls it.
-On an accelerator torch's own operations do.
+Whatever its hash, a row counts as a copy only after its ids were compared. On CPU, this is a hash
+table in numba: it reads ids as fast as they could be copied, on the calling thread. On an
+accelerator, torch's own operations are used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STEP = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 NEXT = np.uintp(1)
 LONG = 8
-"""Ids a row: from so many on, the memory that rows are read from is asked for far ahead."""
+"""From this many ids per row on, the memory of the rows is prefetched far ahead."""
 # torch multiplies int64 modulo 2^64, as uint64 would.
 SIGNED_MIX = 0xFF51AFD7ED558CCD - 2**64
 SIGNED_STEP = 0x9E3779B97F4A7C15 - 2**64
@@ -51,7 +51,7 @@ SIGNED_STEP = 0x9E3779B97F4A7C15 - 2**64
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 RowHash = Callable[["LaidRows", int], Tensor]
-"""Rows and the round's number to [B] hashes."""
+"""A function from rows and the number of the round to [B] hashes."""
 
 
 class Unique(NamedTuple):
@@ -60,27 +60,27 @@ class Unique(NamedTuple):
     inverse_lookup: Tensor
     """[B] int64, in [0, U)."""
     firsts: Tensor
-    """[U] int64, ascending: the row where each different one appears first."""
+    """[U] int64, ascending: the row at which each different one appears first."""
 
 
 class Firsts(NamedTuple):
-    """The places where the unique samples of G groups first appear among B."""
+    """Where the unique samples of G groups first appear among B samples."""
 
     rows: I64
-    """[G, B], of which group g has the first `counts[g]`, ascending."""
+    """[G, B]; group g has the first `counts[g]`, ascending."""
     counts: I64
     """[G]."""
 
     def of(self, group: int) -> Tensor:
-        """[U]."""
+        """[U] of one group."""
         return torch.from_numpy(self.rows[group, : self.counts[group]].copy())
 
 
 def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     """The different rows among B: row i is `values[offsets[i] : offsets[i + 1]]`.
 
-    `values` [N] are int32 or int64 ids (or any other bits, viewed as such), `offsets` [B + 1]
-    may begin anywhere. Empty rows equal each other.
+    `values` [N] are int32 or int64 ids (or any other bits, viewed as such); `offsets` [B + 1] may
+    begin anywhere. Empty rows equal each other.
     """
     if values.is_cuda:
         return Unique(*unique_rows_on_device(values, offsets))
@@ -94,11 +94,11 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
 def refine_groups(
     columns: Addresses, bounds: I64, lengths: Addresses, owners: I64, inverse_lookup: Tensor
 ) -> tuple[Firsts, Spans]:
-    """The different samples of G groups, on CPU: two are one where all of its columns agree.
+    """The different samples of G groups, on CPU: two are equal if all columns of the group agree.
 
-    Group g has the columns `bounds[g]` to `bounds[g + 1]`, and column c, which are ids or
-    other bits, the rows of feature `owners[c]`, of which `lengths` has one. Which sample
-    each is goes to `inverse_lookup` [G, B].
+    Group g has the columns `bounds[g]` to `bounds[g + 1]`. Column c, of ids or other bits, belongs
+    to feature `owners[c]`, whose row lengths are in `lengths`. Which unique sample each sample is
+    is written to `inverse_lookup` [G, B].
     """
     num_groups, num_rows = inverse_lookup.shape
     firsts = Firsts(np.empty((num_groups, num_rows), np.int64), np.empty(num_groups, np.int64))
@@ -112,17 +112,17 @@ def refine_groups(
 def group_codes(codes: Sequence[Tensor]) -> Unique:
     """The different combinations that several features' codes form.
 
-    `codes` are inverse lookups, [B] int64 each; samples are equal where all of theirs are.
+    `codes` are inverse lookups, [B] int64 each; samples are equal if all of their codes are.
     """
     if not codes:
         raise ValueError("group_codes needs one feature at least.")
-    # Rows of codes: twice as fast as one number of mixed radix, which may overflow besides.
+    # Rows of codes: twice as fast as one mixed-radix number, which may also overflow.
     ends = torch.arange(codes[0].numel() + 1, device=codes[0].device) * len(codes)
     return unique_rows(torch.stack(list(codes), dim=1).view(-1), ends)
 
 
 def unique_numbers(numbers: Tensor) -> Unique:
-    """The different ones of B numbers, in order of first appearance."""
+    """The different numbers among B, in order of first appearance."""
     return unique_rows(numbers, torch.arange(numbers.numel() + 1, device=numbers.device))
 
 
@@ -326,7 +326,7 @@ def _refine_single(
 
 
 class LaidRows(NamedTuple):
-    """B rows, and where each of their ids lies: once for all that is asked of them."""
+    """B rows, and where each of their ids lies: computed once for all uses."""
 
     ids: Tensor
     """[N] int64."""
@@ -339,7 +339,7 @@ class LaidRows(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, offsets: Tensor) -> LaidRows:
-        """CUDA is waited for once: where the rows begin and end."""
+        """Lay out the rows; on CUDA this waits once, to learn where the rows begin and end."""
         offsets = offsets.to(torch.int64)
         first, last = torch.stack((offsets[0], offsets[-1])).tolist()
         return cls._laid(values[first:last].to(torch.int64), offsets - first)
@@ -359,14 +359,14 @@ class LaidRows(NamedTuple):
         return self._laid(self.ids[places], ends)
 
     def sums(self, terms: Tensor) -> Tensor:
-        """[B]: of each row, the sum of its ids' terms [N], modulo 2^64."""
+        """[B]: for each row, the sum of its ids' terms [N], modulo 2^64."""
         totals = torch.nn.functional.pad(terms.cumsum(0), (1, 0))
         return totals[self.offsets].diff()
 
     def differ(self, others: Tensor) -> Tensor:
-        """[B] bool: whether row i holds something else than row others[i]."""
+        """[B] bool: whether row i differs from row others[i]."""
         lengths = self.offsets.diff()
-        # Where the lengths differ, it does not matter what is read, as long as it is there.
+        # Where the lengths differ, it does not matter what is read, as long as it is in bounds.
         places = self.offsets[others][self.row_of] + self.positions
         unlike = self.ids != self.ids[places.clamp(max=self.ids.numel() - 1)]
         return (lengths != lengths[others]) | (self.sums(unlike.to(torch.int64)) > 0)
@@ -381,11 +381,11 @@ def hash_rows(rows: LaidRows, attempt: int) -> Tensor:
 def unique_rows_on_device(
     values: Tensor, offsets: Tensor, hash_rows: RowHash = hash_rows
 ) -> tuple[Tensor, Tensor]:
-    """(inverse_lookup [B], firsts [U]) as `unique_rows` has them, on the device of `values`, which
-    is waited for three times.
+    """(inverse_lookup [B], firsts [U]) as in `unique_rows`, on the device of `values`, which is
+    waited for three times.
 
-    Rows of one hash are compared with the first of them; those that differ from it meet again
-    under another hash. Equal rows are never parted, and unequal ones never merged.
+    Rows with the same hash are compared with the first of them; those that differ from it are
+    hashed again by another hash. Equal rows are never separated, and unequal rows never merged.
     """
     leads = _leads(LaidRows.of(values, offsets), hash_rows, 0)
     appears = leads == torch.arange(leads.numel(), device=leads.device)
@@ -393,9 +393,9 @@ def unique_rows_on_device(
 
 
 def _leads(rows: LaidRows, hash_rows: RowHash, attempt: int) -> Tensor:
-    """[B]: the first row that holds what each holds."""
+    """[B]: for each row, the first row that is equal to it."""
     hashes, order = hash_rows(rows, attempt).sort(stable=True)
-    # Among rows of one hash, which are neighbours now, the first one in the batch comes first.
+    # Rows with the same hash are neighbours now, and the first one in the batch comes first.
     begins = hashes != hashes.roll(1)
     begin = (begins * torch.arange(order.numel(), device=order.device)).cummax(0).values
     leads = torch.empty_like(order).scatter_(0, order, order[begin])

@@ -1,4 +1,4 @@
-"""Which samples of a batch are one, by the numbers of their rows in a window's pool."""
+"""Which samples of a batch are equal, by the numbers of their rows in a window's pool."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ __all__ = ["UniqueSamples", "unique_samples"]
 I64: TypeAlias = npt.NDArray[np.int64]
 I32: TypeAlias = npt.NDArray[np.int32]
 Numbers: TypeAlias = npt.NDArray[Any]
-"""Numbers of rows: int32, or int64 where there may be too many."""
+"""Numbers of rows: int32, or int64 if there may be too many rows for that."""
 
 
 class UniqueSamples(NamedTuple):
-    """The different ones of S samples, in each of G groups of features."""
+    """The different samples among S, in each of G feature groups."""
 
     inverse_lookup: I64
     """[G, S] which of the group's unique samples each sample is."""
     counts: I64
-    """[G] the unique samples of each group, in order of first appearance."""
+    """[G] the number of unique samples of each group."""
     rows: Numbers
-    """[K, max(counts)] what these have of each feature, group after group; then row 0."""
+    """[K, max(counts)] the rows of the unique samples, in order of first appearance, for each
+    feature, group after group; then row 0."""
 
 
 def unique_samples(rows: Numbers, groups: Sequence[Sequence[int]]) -> UniqueSamples:
-    """Samples are one in a group where their rows agree in all its features.
+    """The unique samples of each group: samples are equal if their rows agree in all its features.
 
-    `rows` [K, S] are those of `Picked`; a group names some of the K, each one feature's.
+    `rows` [K, S] are those of `Picked`; a group lists the indices of its features among the K.
     """
     features = np.array([feature for group in groups for feature in group])
     bounds = np.cumsum([0, *map(len, groups)])
@@ -67,8 +68,8 @@ def _unique_samples(
     return counts
 
 
-# In a clustered table samples that agree lie side by side: one look at the sample before, and no
-# hash. Indices are unsigned: the compiler need not ask whether they count from the end.
+# In a clustered table, equal samples lie side by side: one look at the sample before saves the
+# hash. Indices are unsigned, so the compiler need not check whether they count from the end.
 
 
 @kernel
