@@ -1,4 +1,4 @@
-"""A schema of foreign files as a YAML file; vocabularies lie where it says, seen from the file."""
+"""A schema of foreign files as a YAML file; paths of vocabularies are relative to that file."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
 
 
 def load_schema(path: str | Location) -> ForeignSchema:
-    """The schema that a person or `recd data schema` wrote."""
+    """The schema in a file that a person or `recd data schema` wrote."""
     return load_schema_and_form(location_of(path))[0]
 
 
 def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
-    """The same, and how text is read by it."""
+    """The schema in a file, and how it reads text."""
     try:
         document = read_yaml(text_of(path), str(path))
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
 
 
 def parsed(options: Mapping[str, Any], where: str) -> tuple[ForeignSchema, TextForm]:
-    """A schema, and what its key `text` says of how text is read."""
+    """A schema, and how text is read, by its key `text`."""
     schema = {name: value for name, value in options.items() if name != "text"}
     of_text = options.get("text") or {}
     if not isinstance(of_text, dict):
@@ -73,18 +73,18 @@ def _located(feature: ForeignFeature, folder: Location) -> ForeignFeature:
 
 
 def as_yaml(schema: ForeignSchema, form: TextForm) -> str:
-    """All that the schema, and the form of text, do not say by default."""
+    """The options of the schema and of the text form that differ from their defaults, as YAML."""
     text = options_of_form(form)
     options = options_of_schema(schema) | ({"text": text} if text else {})
     return to_yaml(options, flow=None)
 
 
 def options_of_schema(schema: Any) -> dict[str, Any]:
-    """A schema, of foreign files or of a table, as registry.yaml would say it."""
+    """A schema, of foreign files or of a table, as options for registry.yaml."""
     options: dict[str, Any] = _plain(schema)
     if options.get("labels"):
         options.pop("label", None)
-    # What a table's columns are called by default is said all the same: it reads better.
+    # The default names of a table's columns are kept: the text is easier to read with them.
     return {
         name: options.get(name, getattr(schema, name))
         for name in ("session_id", "timestamp")
@@ -93,7 +93,7 @@ def options_of_schema(schema: Any) -> dict[str, Any]:
 
 
 def options_of_form(form: TextForm) -> dict[str, Any]:
-    """The form of text, as a schema's file has it under `text`."""
+    """The form of text, as the options of `text` in a schema's file."""
     options: dict[str, Any] = _plain(form)
     return options
 

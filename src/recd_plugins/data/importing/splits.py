@@ -1,4 +1,4 @@
-"""The rows held out for testing: the latest ones, or those of some values of a column."""
+"""The rows held out for testing: the latest rows, or those with some values of a column."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from recd_plugins.errors import DataError, RegistryError
 __all__ = ["Quantile", "SplitBy"]
 
 SPLIT_SEED = 0x5EED
-"""Apart from the seeds of features, so that a split says nothing of ids."""
+"""Differs from the seeds of features, so that a split does not depend on the hashes of ids."""
 KEPT = 1 << 20
-"""Values that a quantile is taken from."""
+"""The most values from which a quantile is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SplitBy(Config):
 
     @classmethod
     def of(cls, text: str, share: float) -> SplitBy:
-        """The rule that `time` or `hash:COLUMN` says."""
+        """The rule for a text: `time` or `hash:COLUMN`."""
         if text == "time":
             return cls(share=share)
         kind, _, column = text.partition(":")
@@ -43,8 +43,10 @@ class SplitBy(Config):
         raise RegistryError(f"{text!r} is neither `time` nor `hash:COLUMN`.", "--split-by")
 
     def tested(self, values: pa.ChunkedArray, where: str, first: int) -> npt.NDArray[np.bool_]:
-        """[N] which rows are for testing, by the values of `column`; one without any is not.
-        `first` is the number of the first."""
+        """[N] which rows are for testing, by the values of `column`; a row with a null is not.
+
+        `first` is the number of the first row.
+        """
         assert self.column is not None
         limit = np.uint64(min(self.share * 2.0**64, 2.0**64 - 2048))
         parts, kind = [np.zeros(0, np.bool_)], values.type
@@ -66,9 +68,9 @@ class SplitBy(Config):
 
 
 class Quantile:
-    """The time from which on a share of rows is, of times that come in any order.
+    """The time after which a given share of the rows lies; times may come in any order.
 
-    Every k-th time is kept, and k doubles when there are too many: all are, of up to a million.
+    Every k-th time is kept, and k doubles when too many are kept; up to about a million, all are.
     """
 
     def __init__(self) -> None:
@@ -93,15 +95,15 @@ class Quantile:
             self._kept, self._size, self._step = [whole], whole.size, 2 * self._step
 
     def cut(self, share: float, column: str) -> int:
-        """The earliest time of the test rows; `DataError` where no time parts the rows."""
+        """The earliest time of the test rows; raises `DataError` if all rows have one time."""
         if self._low >= self._high:
             raise DataError(
                 f"--split-by time: column {column!r} holds one time alone. Split by hash:COLUMN."
             )
         times = np.sort(np.concatenate(self._kept))
         place = min(int(np.ceil((1 - share) * times.size)), times.size - 1)
-        # A time that the train rows have too would be on both sides: the next one is taken, unless
-        # there is none.
+        # If the train rows had this time too, it would be on both sides: take the next time, if
+        # there is one.
         cut = int(times[place])
         if cut == self._low:
             cut = int(times[np.searchsorted(times, cut, side="right")]) if cut < times[-1] else 0

@@ -1,4 +1,4 @@
-"""The fields of structs as columns: where each lies, and how it is reached."""
+"""Fields of structs as columns: where each field lies, and how to read it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ __all__ = [
 ]
 
 ELEMENTS = "[]"
-"""The step from a list to its elements, on the way to a field."""
+"""The step from a list to its elements in the path of a field."""
 MOST_FIELDS = 64
-"""A struct of more fields is no group of columns, but a mapping with any keys."""
+"""A struct with more fields than this is a mapping with arbitrary keys, not a group of columns."""
 
 
 def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
-    """The columns and, of structs, their fields, as `user.city`: where each lies, root first. The
-    field of a struct in a list lies behind `ELEMENTS`, and is a list."""
+    """The path of each column, root first; a struct becomes a column for each of its fields, such
+    as `user.city`.
+
+    The path of a field of a struct within a list has `ELEMENTS` in it, and the column is a list.
+    """
     found: dict[str, tuple[str, ...]] = {}
     waiting: list[tuple[tuple[str, ...], pa.DataType]]
     waiting = [((name,), kind) for name, kind in reversed([*columns.items()])]
@@ -59,9 +62,12 @@ def fields_of(columns: Mapping[str, pa.DataType]) -> dict[str, tuple[str, ...]]:
 def fields_lacked(
     values: Mapping[str, pa.Scalar], names: Collection[str], nested: Mapping[str, tuple[str, ...]]
 ) -> dict[str, pa.Scalar]:
-    """The columns of one value that a file lacks, which has these `names`, `nested` as they are:
-    of a struct that is null those of its fields. A list that the file has has as many elements
-    where a field of them came later, so that no null stands for these."""
+    """The columns with one value (`values`) that a file with columns `names` and paths `nested`
+    lacks; a null struct stands for nulls in all of its fields.
+
+    A field is left out if the file has other fields of the same list of structs: the field came
+    later, and one null cannot stand for as many elements as that list has.
+    """
     lacked = {name: one.type for name, one in values.items() if name not in names}
     found = {}
     for name, where in fields_of(lacked).items():
@@ -74,14 +80,14 @@ def fields_lacked(
 
 
 def of_fields(rows: pa.Table, fields: Mapping[str, tuple[str, ...]]) -> pa.Table:
-    """The fields of structs as columns, each of plain values."""
+    """A table with a column of plain values for each field."""
     return pa.table(
         {name: undressed(field_at(rows[where[0]], where)) for name, where in fields.items()}
     )
 
 
 def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values, or the elements of lists, without a dictionary or an extension type around them."""
+    """The column with dictionaries and extension types removed from values or list elements."""
     if isinstance(column.type, pa.BaseExtensionType):
         kind = column.type.storage_type
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
@@ -99,7 +105,7 @@ def undressed(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_pair(kind: pa.DataType) -> bool:
-    """Whether a struct may be an id with its weight."""
+    """Whether a type is a struct that may be an id with its weight."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
     weight = kind.field(1).type
@@ -109,7 +115,7 @@ def is_pair(kind: pa.DataType) -> bool:
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Whether a struct is a variant: a value of any type in bytes, with what these mean."""
+    """Whether a type is a variant: a struct of the bytes of any value and of their meaning."""
     if not pa.types.is_struct(kind):
         return False
     names = {one.name for one in kind}
@@ -120,7 +126,7 @@ def is_variant(kind: pa.DataType) -> bool:
 
 
 def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
-    """The field of a column of structs; null where one that it lies in is."""
+    """The field of a column of structs; null where a struct around it is null."""
     if isinstance(root, pa.ChunkedArray) and ELEMENTS in where:
         chunks = root.chunks or [pa.array([], root.type)]
         return pa.chunked_array([field_at(chunk, where) for chunk in chunks])
@@ -132,7 +138,7 @@ def field_at(root: pa.Array | pa.ChunkedArray, where: Sequence[str]) -> Any:
                 offsets = pa.concat_arrays([offsets, pc.cumulative_sum(lengths)])
             inner = field_at(root.flatten(), where[number:])
             return pa.ListArray.from_arrays(offsets, inner, mask=root.is_null())
-        # Arrow takes a name that begins with a dot or a bracket for a path.
+        # By index, since Arrow takes a name that begins with a dot or a bracket for a path.
         root = pc.struct_field(root, [root.type.get_field_index(part)])
     return root
 

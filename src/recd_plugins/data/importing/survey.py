@@ -1,5 +1,4 @@
-"""A survey of foreign files: what their columns seem to be, by a sample that is spread over
-them."""
+"""A survey of foreign files: what their columns seem to be, judged by a sample of all files."""
 
 from __future__ import annotations
 
@@ -26,20 +25,20 @@ NUMBER = r"^\s*[-+]?\d+(\.\d*)?([eE][-+]?\d+)?\s*$"
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Foreign files as a sample shows them."""
+    """What a sample shows of foreign files."""
 
     files: tuple[ForeignFile, ...]
     rows: int
-    """Rows of all files, about."""
+    """About how many rows all files have."""
     sampled: int
-    """Rows that were looked at."""
+    """How many rows were looked at."""
     exact_rows: bool
     columns: tuple[ColumnSurvey, ...]
     read_as: ColumnTypes
     form: TextForm
-    """How text is read, as options and a schema have it."""
+    """How text is read, according to options and a schema."""
     doubts: tuple[str, ...]
-    """The questions that the sample does not settle."""
+    """Questions that the sample does not settle."""
     sample: Mapping[str, pa.ChunkedArray] = field(repr=False, compare=False)
     """The rows that were looked at, by column."""
 
@@ -54,8 +53,8 @@ def survey(
 ) -> Survey:
     """Look at a bounded sample of the files; see `sample`.
 
-    Of the columns that a schema has as `ids`, those whose commas part thousands are in the form:
-    in others they part ids, as they did when the schema was made.
+    `ids` are the columns that a schema has as ids. Those whose commas separate thousands are named
+    in the form; in the others, commas separate ids, as they did when the schema was made.
     """
     form = form or TextForm()
     found = sample(files, wanted, alone=alone)
@@ -68,7 +67,7 @@ def survey(
     doubts = [*found.doubts]
     for name in columns:
         lacking = [file.path for file in found.files if name not in file.columns]
-        if lacking and files[0].format != "jsonl":  # of which any line may lack any key
+        if lacking and files[0].format != "jsonl":  # any line of JSON may lack any key
             doubts.append(
                 f"{name!r} is not in {lacking[0]} ({len(lacking)} of {len(found.files)} files that "
                 f"were looked at lack it): `recd data import --absent {name}`, or `absent` of the "
@@ -110,7 +109,7 @@ def _check_known(form: TextForm, known: Collection[str]) -> None:
 
 
 def _check_headers(found: Sample) -> None:
-    """`DataError` if rows repeat the header, as where files were put one behind another."""
+    """Raise `DataError` if rows repeat the header, as they do after files were concatenated."""
     file = found.files[0]
     own = [name for name in file.names if name in found.columns]
     if file.format != "text" or not file.header or len(own) < 2:
@@ -125,7 +124,8 @@ def _check_headers(found: Sample) -> None:
 
 
 def _nearly_numbers(columns: Mapping[str, pa.ChunkedArray]) -> Iterator[str]:
-    """The columns of texts that are numbers but for a few, as of a line of totals."""
+    """A doubt for each text column in which all but a few values are numbers, as if for a line of
+    totals."""
     for name, column in columns.items():
         if not pa.types.is_string(column.type):
             continue
@@ -140,7 +140,7 @@ def _nearly_numbers(columns: Mapping[str, pa.ChunkedArray]) -> Iterator[str]:
 
 
 def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterator[str]:
-    """What commas are taken for where no form has it, and what else they may be."""
+    """What commas are taken for if the form does not say, and what else they may be."""
     for name in sorted(read_as.decimal_commas.difference(form.decimal_commas)):
         may_be = all_match(comma_numbers(found.columns[name]), GROUPED)
         thousands = f"; if they part thousands, say `text: {{thousands: [{name}]}}` in the schema"
@@ -153,6 +153,6 @@ def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterat
     for name in sorted(read_as.parted.keys() - form.lists.keys()):
         if read_as.parted[name] == "," and all_match(comma_numbers(found.columns[name]), GROUPED):
             cure = f"say `text: {{thousands: [{name}]}}` in the schema"
-            if found.files[0].format == "jsonl":  # whose numbers have no commas
+            if found.files[0].format == "jsonl":  # numbers in JSON have no commas
                 cure = "write numbers without them, and without quotes"
             yield f"{name!r}: its commas are taken to part ids; if they part thousands, {cure}"

@@ -1,4 +1,4 @@
-"""The foreign files of one table: those that are named, and all of a folder that is."""
+"""The foreign files of one table: the files that are named, and all files of named folders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["absent_errors", "files_of", "foreign_files", "formats_of"]
 
 NOTES = (SCHEMA_FILE, VOCABULARIES)
 MOST_REFUSED = 10
-"""Files that cannot be read of which one error tells."""
+"""How many unreadable files one error lists at most."""
 
 
 def foreign_files(
@@ -52,11 +52,11 @@ def foreign_files(
     absent: Collection[str] = (),
     given: TextForm | None = None,
 ) -> tuple[ForeignFile, ...]:
-    """The files of one table, in order: those named, and all of a folder that is named.
+    """The files of one table, in order: the files that are named, and all files of named folders.
 
-    What a file is follows from its content, unless the form of text says it, of which options have
-    `given` a part. `DataError` names a file that is not there, empty, or nothing that can be read,
-    and files of text that differ in other columns than those that may be `absent`.
+    The format of a file follows from its content, unless the form of text says it; `given` is the
+    part of the form that options gave. Raises `DataError` for a file that is missing, empty or
+    unreadable, and for text files that differ in columns other than those that may be `absent`.
     """
     files: list[ForeignFile] = []
     refused: list[DataError] = []
@@ -74,7 +74,7 @@ def foreign_files(
     for number, file in enumerate(files[1:], 1):
         if first.format == "text" and file.format == "text" and file.names != first.names:
             if first.header and not file.header and len(file.names) == len(first.names):
-                # Parts of one export, of which the first alone has a header.
+                # Parts of one export, of which only the first has a header.
                 files[number] = replace(file, names=first.names)
                 continue
             if first.header and file.header and {*file.names} ^ {*first.names} <= {*absent}:
@@ -93,11 +93,11 @@ def foreign_files(
 
 
 def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
-    """The files of one table in order, each with what is known of it: the columns that its folders
-    say, and of a store its size.
+    """The files of one table in order, each with what is known of it: the columns in the names of
+    its folders and, for a file in a store, its size.
 
-    Of a folder all files count, those of its folders too; of one that a program keeps a log of,
-    those of its latest snapshot.
+    All files in a folder and below it count. If a program keeps a log of the folder, only those of
+    the latest snapshot count.
     """
     found: dict[Location, FileFacts] = {}
     by_no_log: list[Location] = []
@@ -124,12 +124,14 @@ def absent_errors(
     schema: ForeignSchema | None,
     read_as: Collection[str],
 ) -> Iterator[DataError]:
-    """What is wrong with the columns that files may lack: no file has one, which no key that lines
-    of JSON are `read_as` is either."""
+    """An error for each `absent` column that no file has.
+
+    A column that is among the keys in `read_as` is no error: lines of JSON have it.
+    """
     for name in absent:
         known = name in read_as
         if known or any(name in file.columns for file in files):
-            continue  # files of text may differ in one that the schema does not name
+            continue  # text files may differ in a column that the schema does not name
         if schema is None:
             names = dict.fromkeys(name for file in files for name in file.columns)
             yield DataError(f"--absent: no file has a column {name!r}; {nearest(name, names)}")
@@ -150,11 +152,11 @@ def formats_of(
     *,
     given: TextForm | None = None,
 ) -> list[ForeignFile | DataError]:
-    """What each file is, or why nobody knows: several are opened at a time.
+    """The format of each file, or the error why it is unknown; several files are opened at a time.
 
-    What options say of these files is `given`, by default all of the form: a file that it does not
-    fit is an error. The rest of the form is a schema's: it is of such text as that was made of, and
-    other files have names of their own.
+    `given` is what options say of these files, by default the whole form: it is an error if it does
+    not fit a file. The rest of the form is from a schema: it describes the text from which the
+    schema was made, and other files may have their own names.
     """
     form = form or TextForm()
     named = form if given is None else given
@@ -174,8 +176,10 @@ def formats_of(
 
 
 def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, FileFacts]:
-    """All files of a folder and its folders, in order, but for hidden ones; of a store those with a
-    log of their files are `known` then."""
+    """All files in a folder and below it, in order, except hidden ones.
+
+    For a store, folders with a log of their files are added to `known`.
+    """
     below: dict[Location, str] = {}
     stats: Mapping[Any, Stat] = {}
     if isinstance(folder, Uri):
@@ -192,7 +196,7 @@ def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, Fi
         raise DataError(f"{folder}: is an empty folder. Name a file, or a folder of files.")
     found: dict[Location, FileFacts] = {}
     for file, name in shown_.items():
-        if isinstance(file, Path):  # a store lists what is there
+        if isinstance(file, Path):  # a store lists only what is there
             _check_is_file(file)
         size, mtime = stats.get(file, (None, None))
         found[file] = FileFacts(size, mtime, folders=in_partitions(name.split("/")[:-1]))
@@ -200,8 +204,8 @@ def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, Fi
 
 
 def _without_notes(files: dict[Location, str]) -> dict[Location, str]:
-    """The files without what `recd data import` has beside a table's: its schema, and the
-    vocabularies, which are no rows."""
+    """The files without those that `recd data import` keeps beside a table's files: the schema and
+    the vocabularies, which hold no rows."""
     notes = {file for file, name in files.items() if name.partition("/")[0] in NOTES}
     rows = [file for file in files if file not in notes]
     if notes and rows and _is_own(rows[0]):
@@ -210,10 +214,10 @@ def _without_notes(files: dict[Location, str]) -> dict[Location, str]:
 
 
 def _is_own(file: Location) -> bool:
-    """Whether a file is of a table that `recd` has written."""
+    """Whether a file belongs to a table that `recd` has written."""
     try:
         return file.suffix == ".parquet" and carries_schema(file)
-    except DataError:  # who reads it says so
+    except DataError:  # the reader will report it
         return False
 
 
@@ -230,8 +234,10 @@ def _check_is_file(path: Location) -> None:
 def _foreign_file(
     path: Location, facts: FileFacts, form: TextForm, encoding: str, given: TextForm
 ) -> ForeignFile:
-    """The format of one file; a column of its own counts before one of its folders. Of a
-    table that a log describes its columns are these alone."""
+    """The format of one file; a column in the file takes precedence over one of its folders.
+
+    If a log describes the table, the file has only the columns that the log names.
+    """
     file = format_of(path, form, encoding, facts.names)
     if facts.columns is not None:
         facts.check_names(file.roots, path)
@@ -249,14 +255,14 @@ def _foreign_file(
 
 
 def _is_of_table(file: ForeignFile, name: str, facts: FileFacts) -> bool:
-    """Whether a column, or a field of a struct, is one of the table that a log describes."""
+    """Whether a column, or a field of a struct, belongs to the table that a log describes."""
     if facts.names is not None:
         return facts.names.has(file.nested.get(name, (name,)), ELEMENTS)
     return facts.columns is None or file.root(name) in facts.columns
 
 
 def _check_is_text(file: ForeignFile, given: TextForm) -> None:
-    """`DataError` for options that say how text is read, of a file that is none."""
+    """Raise `DataError` if options say how to read text, but the file is not text."""
     if file.format == "text":
         return
     header = "--header" if given.header else "--no-header"
@@ -272,15 +278,18 @@ def _check_is_text(file: ForeignFile, given: TextForm) -> None:
 
 
 def _names_itself(file: ForeignFile, names: Sequence[str]) -> bool:
-    """Whether a file's own names count before a schema's: Parquet's, those of JSON, and a header's
-    unless it is as long and has none of them, as one that was given other names before."""
+    """Whether a file's own column names take precedence over a schema's.
+
+    Those of Parquet and JSON do. Those of a header do, unless it has as many names as the schema
+    and none in common: then the schema renamed its columns.
+    """
     if file.format != "text":
         return True
     return file.header and (len(file.names) != len(names) or not {*names}.isdisjoint(file.names))
 
 
 def _with_names(file: ForeignFile, names: Sequence[str]) -> ForeignFile:
-    """The file of text, its columns under these names."""
+    """The text file with these column names."""
     if not len({*names} - {""}) == len(names) == len(file.names):
         raise DataError(
             f"{file.path}: is {file}, with {so_many(len(file.names), 'column')}, and {len(names)} "

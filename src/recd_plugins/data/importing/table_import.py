@@ -1,4 +1,4 @@
-"""A table of foreign files: streamed, in segments that a killed import need not write again."""
+"""Import of foreign files as a table: in segments, which a resumed import does not write again."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ __all__ = ["Imported", "TableImport"]
 R = TypeVar("R")
 
 SEGMENT_ROWS = 1 << 21
-"""Rows after which what is done is kept for good."""
+"""The number of rows after which a segment is finished and kept."""
 VERSION = 6
-"""The version of how a table is made: an import that another version began starts anew."""
+"""The version of how tables are made: an import that another version began starts anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,11 @@ class Imported:
     tables: Mapping[str, Location]
     """The table, or its splits."""
     rows: Mapping[str, int]
-    """Their rows."""
+    """The number of rows of each."""
     dropped: Mapping[str, int]
-    """Rows that were left out, by the column whose null did it."""
+    """The number of rows that were left out, by the column whose null was the reason."""
     resumed: int
-    """Segments that were there already."""
+    """The number of segments that were already there."""
     notes: tuple[str, ...]
 
 
@@ -96,10 +96,10 @@ class TableImport:
         progress: Progress = silent,
         workers: int | None = None,
     ) -> None:
-        """`least_count` and `others` are of vocabularies that it makes: how often a value occurs
-        that gets an id of its own, and how many ids all other values share. Columns that are
-        `absent` from a file are nulls there. The schema that the table keeps has the `form` by
-        which text was read."""
+        """`least_count` and `others` are for the vocabularies that the import makes: how often a
+        value must occur to get its own id, and how many ids all other values share. Columns in
+        `absent` are nulls in files that lack them. The schema that is kept with the table includes
+        the `form` by which text was read."""
         self._files = files
         self._to = destination
         self._asked = schema
@@ -126,8 +126,8 @@ class TableImport:
         self._catalogue: Catalogue | None = None
 
     def run(self) -> Imported:
-        """Make the table; a column that holds other values than it was taken for is read as a wider
-        type, from the first row on."""
+        """Make the table. If a column holds values that do not fit the type that it was taken for,
+        the import starts again and reads it as a wider type from the first row on."""
         self._check()
         with self._folder.alone():
             return self._run_alone()
@@ -150,7 +150,7 @@ class TableImport:
         return dataclasses.replace(imported, notes=(*self._widened.values(), *imported.notes))
 
     def _widen(self, error: Misfit) -> bool:
-        """Read a column as a wider type from now on, if there is one, and note as which."""
+        """Read a column as a wider type from now on, and note it; False if there is none."""
         column, kind = error.column, wider(self._read_as, error, self._asked.hashed, self._files[0])
         if kind is None:
             return False
@@ -170,7 +170,7 @@ class TableImport:
             )
         if self._split is not None and (by := self._split.column) is not None:
             names = {*self._schema.columns, *(name for one in self._files for name in one.columns)}
-            if by not in names and self._files[0].format != "jsonl":  # whose keys may come later
+            if by not in names and self._files[0].format != "jsonl":  # JSON keys may come later
                 raise DataError(
                     f"--split-by hash:{by}: no file has a column {by!r}; {nearest(by, names)}"
                 )
@@ -178,7 +178,7 @@ class TableImport:
             item_columns(self._made, self._negatives)
         for name in self._columns if self._files[0].format == "jsonl" else ():
             problem = key_problem(name, self._read_as)
-            if problem and name not in self._schema.columns:  # --split-by alone asks for it
+            if problem and name not in self._schema.columns:  # only --split-by needs it
                 raise DataError(
                     f"--split-by hash:{name}: no line has a key {name!r}; "
                     f"{nearest(name, self._read_as.types)}"
@@ -208,7 +208,8 @@ class TableImport:
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """The columns to read: the schema's, less a label that negatives bring."""
+        """The columns to read: the schema's, without a label that negatives supply, and the column
+        to split by."""
         wanted = dict.fromkeys(self._schema.columns)
         if self._makes_label:
             del wanted[self._schema.label]
@@ -218,7 +219,7 @@ class TableImport:
 
     @property
     def _makes_label(self) -> bool:
-        """Whether each row is a click, and no column says so."""
+        """Whether negatives supply the label: each row is a click, and no column has the label."""
         return self._negatives is not None and not any(
             self._schema.label in file.columns for file in self._files
         )
@@ -268,7 +269,7 @@ class TableImport:
         )
 
     def _note_share(self, rows: Mapping[str, int]) -> None:
-        """Say so where the test rows are far from the share that was asked for."""
+        """Note it if the share of test rows is far from the share that was asked for."""
         if self._split is None:
             return
         share, asked = rows["test"] / sum(rows.values()), self._split.share
@@ -280,7 +281,7 @@ class TableImport:
             )
 
     def _note_dots(self) -> None:
-        """Say which tables no module can be named after, before a model is made of them."""
+        """Note tables whose names no PyTorch module can have, before a model is made of them."""
         self._notes.extend(
             f"table {name!r} has a dot in its name, and PyTorch names no module so: say "
             f"`table: {name.replace('.', '_')}` of its features in the schema and import anew, or "
@@ -342,7 +343,7 @@ class TableImport:
         return int(json.loads(file.read_text())["cut"])
 
     def _with_vocabularies(self) -> ForeignSchema:
-        """The schema, with a vocabulary for each feature that has none: of the train rows."""
+        """The schema, in which each feature that needs a vocabulary has one, made of train rows."""
         made = self._vocabularies
         if made.features:
             if not made.are_there:
@@ -351,7 +352,7 @@ class TableImport:
         return made.schema
 
     def _counted_values(self) -> dict[str, VocabularyCounts]:
-        """The values in the train rows of the features without a vocabulary, by table."""
+        """By table, the counts of values in the train rows of features without a vocabulary."""
         vocabularies, parting = self._vocabularies, self._parting
         counts = vocabularies.begun()
         wanted = [one.name for one in vocabularies.features]
@@ -420,7 +421,7 @@ class TableImport:
         return self._parted(block)[0]
 
     def _rows(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str], IdCounts]:
-        """A block's rows of each split, as they are written."""
+        """The rows of a block to write to each split, the dropped rows, and the counts of ids."""
         parts, dropped = self._parted(block)
         counts = id_counts(self._schema, parts)
         if self._negatives is None or self._catalogue is None:
@@ -468,7 +469,7 @@ class TableImport:
     # The end
 
     def _schema_text(self) -> str:
-        """The schema by which the files became rows: for more of them, and for serving."""
+        """The text of the schema by which files became rows: for further imports and serving."""
         own = self._folder.path / VOCABULARIES
         sparse = tuple(
             dataclasses.replace(
@@ -497,5 +498,5 @@ def _together(files: Sequence[ForeignFile]) -> str:
 
 
 def _named(location: Location) -> Location:
-    """The name that it is called by from anywhere."""
+    """The location as a name that is valid from any folder."""
     return location if isinstance(location, Uri) else location.absolute()

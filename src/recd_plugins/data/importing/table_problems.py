@@ -1,4 +1,4 @@
-"""What is wrong with a table, or with foreign files, and with which cure."""
+"""What is wrong with a table or with foreign files, and how to cure it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Checked", "TableProblem"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableProblem:
-    """Something that is wrong, where, and what to do."""
+    """What is wrong, where, and what to do."""
 
     where: str
     column: str | None
@@ -25,7 +25,7 @@ class TableProblem:
 
 @dataclass(kw_only=True)
 class Checked:
-    """The rows that were looked at, and what was found."""
+    """How many rows were looked at, and what was found."""
 
     rows: int = 0
     problems: list[TableProblem] = field(default_factory=list)
@@ -34,6 +34,6 @@ class Checked:
         self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
 
     def add_error(self, error: DataError) -> None:
-        """What a reader would have raised."""
+        """Add an error that a reader would have raised."""
         where, _, what = str(error).partition(": ")
         self.add(where, None, what.removesuffix("."), "")

@@ -1,4 +1,4 @@
-"""How text, and lines of JSON, are read: what options say, and what a first look settled."""
+"""How text and lines of JSON are read: what options say, and what a first look settled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from recd_plugins.config import Config
 __all__ = ["MORE_NULLS", "NULLS", "TextForm"]
 
 NULLS = ("", "NULL", "null", "\\N")
-"""How text spells that there is nothing."""
+"""How text spells a null."""
 MORE_NULLS = ("NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "none", "-", "?")
-"""What else stands for nothing in a column of numbers."""
+"""What else stands for a null in a column of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class TextForm(Config):
     """The columns of numbers as 12,345; others are if they can be nothing else."""
 
     def over(self, other: TextForm) -> TextForm:
-        """What this one says; where it says nothing, what the other does."""
+        """This form, completed by the other one where it says nothing."""
         own = {
             one.name: value
             for one in dataclasses.fields(self)

@@ -1,4 +1,4 @@
-"""Lists in text, as 3|5, [3, 5], ['a', 'b'], {3,5} or 3:0.5|5:1."""
+"""Lists in text, such as 3|5, [3, 5], ['a', 'b'], {3,5} or 3:0.5|5:1."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = [
 
 TEXTS = pa.list_(pa.string())
 PAIR = r"^(?P<id>.*[^:\s]):(?P<weight>[^:]*)$"
-"""An id with a weight in text."""
+"""An id with a weight, as text."""
 PRINTED = ("None", "nan", "NaN", "<NA>")
-"""How Python and NumPy print that there is nothing in a list."""
+"""How Python and NumPy print a null within a list."""
 BRACKETED = r"^\s*[\[({]"
 BRACES = r"^\s*\{([^{}]*)\}\s*$"
-"""As Postgres writes an array, and Python a set."""
+"""An array as Postgres writes it, or a set as Python does."""
 QUOTED = r"""^\s*[\[({].*['"\\]"""
 EMPTY_SET = r"^\s*set\(\)\s*$"
 PLAIN = r"""('[^'",\\]*'|"[^'",\\]*"|[^'",\\]*)"""
 PLAINLY_QUOTED = rf"^\s*[\[({{]{PLAIN}(,\s*{PLAIN})*[\])}}]\s*$"
-"""A list in whose quotes are neither commas, nor quotes, nor escapes."""
+"""A list whose quoted elements contain no commas, quotes or escapes."""
 ELEMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^,]*)\s*,""", re.DOTALL)
 HEXADECIMAL = r"^\s*-?0[xX]"
-"""A number that Arrow reads, as 31 of 0x1F, and that is a text to others."""
+"""What Arrow reads as a number, such as 0x1F as 31, while other programs take it for text."""
 CODE = r"^\s*-?0[xX\d]"
-"""One that is a text where it names something, too: 007 is another name than 7."""
+"""The same, and what is text if it names something: 007 is another name than 7."""
 WHOLE = r"^(?:-?(0)|(-?[1-9]\d*))\.0*$"
-"""A whole number with a fraction of zeros, as pandas writes one beside a null."""
+"""A whole number with a fraction of zeros, as pandas writes integers beside a null."""
 LEFT_OUT = (
     "holds '...', where NumPy left elements out as it printed a list: write all of them, as "
     "numpy.set_printoptions(threshold=sys.maxsize) does"
@@ -52,7 +52,7 @@ LEFT_OUT = (
 def with_lists(
     table: pa.Table, where: str, columns: Sequence[str], read_as: ColumnTypes
 ) -> pa.Table:
-    """The table, the texts of columns that are lists split into these."""
+    """The table, with the texts of list columns split into lists."""
     for name, separator in read_as.parted.items():
         if name in columns:
             kind = read_as.types.get(name, pa.string())
@@ -66,7 +66,7 @@ def with_lists(
 
 
 def less_texts(texts: pa.ChunkedArray, nothing: Sequence[str]) -> pa.ChunkedArray:
-    """The texts with nulls for some of them."""
+    """The texts, with nulls in place of those in `nothing`."""
     if not nothing:
         return texts
     found = pc.is_in(texts, value_set=pa.array(nothing, pa.string()))
@@ -76,13 +76,13 @@ def less_texts(texts: pa.ChunkedArray, nothing: Sequence[str]) -> pa.ChunkedArra
 def split_texts(
     texts: pa.ChunkedArray, separator: str, kind: pa.DataType, *, named: bool = False
 ) -> pa.ChunkedArray:
-    """Lists of elements of this type, of texts in which a separator parts them; those of pairs of
-    an id and a weight have a colon between the two.
+    """Lists of the type `kind` from texts in which a separator separates the elements; pairs of an
+    id and a weight have a colon in between.
 
-    An element that is empty, or spells that there is nothing, is a null; behind a last separator
-    there is none. Where no element is a text, `-`, NA and the like are no list. `ArrowInvalid`
-    where one is not of the type, as 007 is no number where elements are `named`; then 11.0 is 11
-    among texts, too.
+    An element that is empty, or spells a null, is a null; nothing follows a last separator. If
+    elements are not texts, a text `-`, NA and the like is a null. Raises `ArrowInvalid` if an
+    element does not have the type. If elements are `named`, 007 is not a number, and among texts
+    11.0 is 11.
     """
     code = CODE if named else HEXADECIMAL
     if not pa.types.is_string(kind.value_type):
@@ -104,15 +104,15 @@ def split_texts(
 
 
 def without_zeros(texts: pa.Array | pa.ChunkedArray) -> Any:
-    """The texts, whole numbers among them without a fraction of zeros: in a column of numbers 11.0
-    is 11, and it has one id whatever stands in other rows."""
-    if not pc.any(pc.match_substring(texts, ".")).as_py():  # as in most, which is seen fast
+    """The texts, in which whole numbers lose a fraction of zeros: a column of numbers reads 11.0 as
+    11, so the id is the same whatever other rows hold."""
+    if not pc.any(pc.match_substring(texts, ".")).as_py():  # a fast check, true of most texts
         return texts
     return pc.replace_substring_regex(texts, WHOLE, r"\1\2")
 
 
 def _split(texts: pa.Array, separator: str) -> pa.Array:
-    """Lists of texts, in which no separator stands within quotes."""
+    """Lists of texts, split at every separator; none may be within quotes."""
     bare = texts
     if separator == ",":
         bare = pc.replace_substring_regex(bare, BRACES, r"\1")
@@ -135,14 +135,14 @@ def _split(texts: pa.Array, separator: str) -> pa.Array:
 
 
 def _has_odd_quotes(texts: pa.Array) -> bool:
-    """Whether some list in brackets has commas, quotes or escapes within quotes."""
+    """Whether any list in brackets has commas, quotes or escapes within quotes."""
     quoted = texts.filter(pc.match_substring_regex(texts, QUOTED))
     return bool(pc.any(pc.invert(pc.match_substring_regex(quoted, PLAINLY_QUOTED))).as_py())
 
 
 def _split_by_quotes(texts: pa.Array) -> pa.Array:
-    """Lists of texts that commas part, as JSON and Python write them: the same as `_split` where
-    none stands within quotes."""
+    """Lists of comma-separated texts, as JSON and Python write them; the same as `_split` returns
+    if no comma is within quotes."""
 
     def split(text: str) -> list[str | None]:
         bare = re.sub(BRACES, r"\1", re.sub(EMPTY_SET, "", text)).strip(" []()")
@@ -166,15 +166,15 @@ def _unquoted(element: str) -> str | None:
 
 
 def _refuse_codes(texts: pa.Array | pa.ChunkedArray, code: str) -> None:
-    """`ArrowInvalid` where one is as 0x1F, which Arrow would take for the number 31, or as 007: it
-    is a text, as in Parquet, where it has another hash."""
+    """Raise `ArrowInvalid` if a text matches `code`, such as 0x1F, which Arrow would read as 31, or
+    007: it must stay a text, as it is in Parquet, where it has another hash."""
     odd = texts.filter(pc.match_substring_regex(texts, code))
     if len(odd):
         raise pa.ArrowInvalid(f"invalid value {odd[0].as_py()[:40]!r}")
 
 
 def _pairs(texts: pa.Array, kind: pa.StructType, code: str, *, named: bool) -> pa.Array:
-    """Ids with weights, parted by the last colon, of their types."""
+    """Ids and weights of the types in `kind`, split at the last colon."""
     found = pc.extract_regex(texts, PAIR)
     if found.null_count > texts.null_count:
         odd = texts.filter(pc.and_(found.is_null(), texts.is_valid()))[0].as_py()

@@ -1,4 +1,4 @@
-"""The rows of lines of delimited text, each column of the type that it is read as."""
+"""The rows in lines of delimited text, with each column in the type that it is read as."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["GROUPED", "TIME_FORMS", "text_rows", "without_commas"]
 
 NEWLINE = b"\n"
 CONTROLS = [bytes([one]) for one in range(31, 0, -1) if one not in b"\t\n\r"]
-"""Characters that text hardly has."""
+"""Characters that text hardly ever has."""
 TIME_FORMS = ("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d")
-"""The forms that times of text may have, beside those of ISO 8601."""
+"""The forms that times in text may have, beside ISO 8601."""
 PARTS_OF_TIME = r"^\s*\d{4}/\d+/(?P<day>\d+)(?:\s+\d+:\d+(?::(?P<second>\d+))?)?\s*$"
-"""Those of such a form in which Arrow lets numbers run over."""
+"""The parts of such a time that Arrow lets overflow."""
 GROUPED = r"^-?([1-9]\d{0,2}(,\d{3})+|\d+)(\.\d+)?$"
-"""A number whose commas may part thousands, or one without."""
+"""A number whose commas may separate thousands, or one without commas."""
 INVALID = re.compile(r"invalid value '(.*)'")
 SEVERAL = re.compile(r"'-?\d+([|;])\d+(?:\1\d+)*'")
-"""A list of whole numbers, where one is meant."""
+"""A list of whole numbers where one number is expected."""
 ARROWS_ROW = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?Row #(\d+): (.*)", re.S)
 
 
@@ -47,7 +47,7 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
     def parsed(read: Mapping[str, pa.DataType] = read) -> pa.Table:
         return pa.csv.read_csv(
             pa.BufferReader(content),
-            # One chunk on one thread: rows are numbered, and quoted line ends harmless.
+            # One chunk on one thread: rows have numbers, and line ends within quotes do no harm.
             pa.csv.ReadOptions(
                 column_names=list(lines.file.names), block_size=content.size + 1, use_threads=False
             ),
@@ -71,7 +71,7 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
             odd = INVALID.search(str(error))
             if odd is None or odd[1] not in MORE_NULLS:
                 raise
-            more = [*MORE_NULLS]  # which no sample showed among these numbers
+            more = [*MORE_NULLS]  # the sample showed none of these among the numbers
             table = parsed()
     except pa.ArrowInvalid as error:
         raise _located(lines, str(error).replace(delimiter, lines.file.delimiter)) from None
@@ -112,21 +112,26 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
 
 
 def _bare_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The texts, whole numbers among them without the blanks around them, and without a fraction of
-    zeros: where all are numbers, Arrow takes these away, and a number has one id whatever stands in
-    other rows."""
+    """The texts, in which whole numbers lose blanks around them and a fraction of zeros.
+
+    If all texts are numbers, Arrow removes these by itself. So a number has the same id whatever
+    other rows hold.
+    """
     bare = without_zeros(pc.ascii_trim(texts, " \t"))
-    if bare.equals(texts):  # as most are, which is seen fast
+    if bare.equals(texts):  # a fast check, true of most texts
         return texts
     return pc.if_else(pc.match_substring_regex(bare, r"^-?\d+$"), bare, texts)
 
 
 def _parted_by_one(lines: Lines) -> tuple[pa.Buffer, str]:
-    """The lines, and the character that parts their fields: Arrow takes one, so another that no
-    field has stands for several."""
+    """The lines, and the one character that separates their fields.
+
+    Arrow allows only one character; a longer delimiter is replaced by a character that no field
+    has.
+    """
     text, delimiter = lines.text, lines.file.delimiter
     if text.slice(0, min(len(BOM), text.size)).to_pybytes() == BOM:
-        # That of the file is cut off: this is a field's, of which Arrow would take one away.
+        # The file's own is cut off already: this one belongs to a field, and Arrow would remove it.
         text = pa.py_buffer(BOM + text.to_pybytes())
     if len(delimiter) == 1:
         return text, delimiter
@@ -141,12 +146,13 @@ def _parted_by_one(lines: Lines) -> tuple[pa.Buffer, str]:
 
 
 def _has_hexadecimals(text: bytes) -> bool:
-    """Whether something is as 0x1F: text of numbers has no x at all, which is seen fast."""
+    """Whether the text may hold a number such as 0x1F; most numbers have no x, which is fast to
+    check."""
     return any(sign in text and b"0" + sign in text for sign in (b"x", b"X"))
 
 
 def _check_decimal(lines: Lines, name: str, texts: pa.ChunkedArray) -> None:
-    """`Misfit` where a whole number is as 0x1F, which Arrow takes for 31, and others for a text."""
+    """Raise `Misfit` if a whole number is like 0x1F, which Arrow reads as 31 and others as text."""
     odd = pc.index(pc.match_substring_regex(texts, HEXADECIMAL), True).as_py()
     if odd >= 0:
         where = f"{lines.file.path}:{lines.line_of_row(odd + 1)}"
@@ -155,8 +161,8 @@ def _check_decimal(lines: Lines, name: str, texts: pa.ChunkedArray) -> None:
 
 
 def _check_dates(lines: Lines, name: str, texts: pa.ChunkedArray, times: pa.ChunkedArray) -> None:
-    """`Misfit` where a time of `TIME_FORMS` is none of a calendar or a clock, as 2024/02/31, which
-    Arrow takes for the 2nd of March, and 24/01/05, which it takes for the year 24."""
+    """Raise `Misfit` if a time of `TIME_FORMS` does not exist, such as 2024/02/31, which Arrow
+    reads as the 2nd of March, or 24/01/05, which it reads as the year 24."""
     parts = pc.extract_regex(texts, PARTS_OF_TIME)
     slashed = pc.and_(pc.match_substring(texts, "/"), pc.is_valid(times))
     day, second = (pc.struct_field(parts, part) for part in ("day", "second"))
@@ -173,7 +179,7 @@ def _check_dates(lines: Lines, name: str, texts: pa.ChunkedArray, times: pa.Chun
 
 
 def _check_padded(lines: Lines, text: bytes, delimiter: str, named: Collection[str]) -> None:
-    """`Misfit` where a number that names something is as 007, which Arrow takes for 7."""
+    """Raise `Misfit` if a number that names something is like 007, which Arrow reads as 7."""
     names = lines.file.names
     numbers = np.array([name in named for name in names])
     at, column = first_padded(text, delimiter, quotes=lines.file.quotes, named=numbers)
@@ -185,7 +191,7 @@ def _check_padded(lines: Lines, text: bytes, delimiter: str, named: Collection[s
 
 
 def _numbers(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
-    """Numbers as Arrow spells them; `ArrowInvalid` where their commas are something else."""
+    """Numbers as Arrow spells them; raises `ArrowInvalid` if their commas mean something else."""
     texts = pc.if_else(pc.is_in(texts, value_set=pa.array(MORE_NULLS)), None, texts)
     if decimals and pc.any(pc.match_substring(texts, ".")).as_py():
         raise pa.ArrowInvalid("a number has a point, where commas are decimal points")
@@ -198,12 +204,13 @@ def _numbers(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
 
 
 def without_commas(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
-    """Numbers as Arrow spells them, of such whose commas are decimal points, or part thousands."""
+    """Numbers as Arrow spells them, from numbers whose commas are decimal points or separate
+    thousands."""
     return pc.utf8_trim_whitespace(pc.replace_substring(texts, ",", "." if decimals else ""))
 
 
 def _located(lines: Lines, message: str) -> DataError:
-    """Arrow's message with the file, the line and the column in front."""
+    """An error of Arrow's message, preceded by the file, the line and the column."""
     found = ARROWS_ROW.search(message)
     if found is None:
         return DataError(f"{lines.where}: cannot be read: {message}")

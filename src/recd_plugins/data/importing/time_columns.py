@@ -1,4 +1,4 @@
-"""Which column is the time, in which unit, and which others are times or dates."""
+"""Which column is the time and in which unit, and which other columns are times or dates."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from recd_plugins.data.importing.column_survey import ColumnSurvey
 __all__ = ["are_times", "is_date", "is_since", "time_among", "time_entry"]
 
 UNITS = ((1e8, 2e10, "s"), (1e11, 2e13, "ms"), (1e14, 2e16, "us"), (1e17, 9.3e18, "ns"))
-"""Which numbers are a time since 1970, from about 1973 to 2600, by what they count."""
+"""For each unit, which numbers are taken for times since 1970: from about 1973 to 2600."""
 SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 SINCE, UNTIL = 6.3e8, 4.1e9
-"""Seconds since 1970 of 1990 and of 2100."""
+"""The years 1990 and 2100 in seconds since 1970."""
 
 
 def unit_of(column: ColumnSurvey) -> str | None:
-    """The unit that a number counts, or that a text has, if it is a time."""
+    """The time unit of a column of numbers or texts; None if it is not a time."""
     if column.seems == "times":
         return "ms"
     if column.dates:
@@ -39,7 +39,7 @@ def unit_of(column: ColumnSurvey) -> str | None:
 
 
 def time_among(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
-    """The column of the time: by type, by name and range, or by name alone."""
+    """The column of the time, by type, by name and range, or only by name; or None."""
     typed = [one for one in columns if (one.seems == "times" and not one.is_list) or one.dates]
     named = [
         one for one in columns
@@ -48,26 +48,26 @@ def time_among(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     ranged = [one for one in named if unit_of(one)]
     since = [one for one in columns if is_since(one)]
     named_so = [*(one for one in typed if is_called(one, TIME_WORDS)), *ranged]
-    # The finest: the day that a folder names is coarser than a time.
+    # The finest comes first: the day in a folder's name is coarser than a time.
     finest = sorted(named_so, key=lambda one: -one.distinct)
     return next(iter((*finest, *typed, *since, *named)), None)
 
 
 def is_since(column: ColumnSurvey) -> bool:
-    """Whether its numbers are times since 1990, before 2100 and near each other, whatever its name,
-    if that names nothing."""
+    """Whether a column's numbers are times from 1990 to 2100 that are close together; its name does
+    not matter, unless it is the name of ids."""
     unit = unit_of(column) if column.is_number and not is_called(column, ID_WORDS) else None
     if unit is None:
         return False
     if unit == "ns" and not _ends_in_zeros(column):
-        return False  # ids that hold a time, as those of posts, are as large
+        return False  # ids that contain a time, such as ids of posts, are just as large
     second = SECOND[unit]
     near = column.low > 0.8 * column.high
     return bool(near and SINCE * second < column.low and column.high < UNTIL * second)
 
 
 def _ends_in_zeros(column: ColumnSurvey) -> bool:
-    """Whether all of its integers are multiples of a thousand."""
+    """Whether the column's values are integers, all multiples of a thousand."""
     seen = pa.array([]) if column.seen is None else column.seen
     return pa.types.is_integer(seen.type) and not np.mod(seen.to_numpy(), 1_000).any()
 
@@ -101,8 +101,8 @@ def time_entry(column: ColumnSurvey) -> ColumnEntry:
 
 
 def _other_unit(column: ColumnSurvey, unit: str) -> tuple[str, int] | None:
-    """The unit in which some of its numbers are times since 1990, as most are in `unit`; and one of
-    them."""
+    """Another unit in which some of the column's numbers are times from 1990 to 2100, and one of
+    these numbers; None if there is none. Most numbers are times in `unit`."""
     if not column.is_number or column.seen is None:
         return None
     seen = column.seen.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -115,7 +115,7 @@ def _other_unit(column: ColumnSurvey, unit: str) -> tuple[str, int] | None:
 
 
 def is_date(column: ColumnSurvey) -> bool:
-    """Whether its numbers are the digits of dates, and its name is that of a time."""
+    """Whether the column's numbers are the digits of dates, and its name is that of a time."""
     if (
         not (column.is_number and column.whole and is_called(column, TIME_WORDS))
         or column.seen is None
@@ -125,7 +125,7 @@ def is_date(column: ColumnSurvey) -> bool:
 
 
 def are_times(column: ColumnSurvey) -> bool:
-    """Whether it has lists of times, by name, or by name and range, since 1970."""
+    """Whether the column has lists of times since 1970, by its name, or by its name and range."""
     if not column.is_list or column.seems != "integers":
         return False
     if not {"timestamp", "timestamps", "times"}.isdisjoint(words_of(column.name)):

@@ -1,4 +1,4 @@
-"""The values of an import's rows that their vocabularies do not know."""
+"""The values in an import's rows that the vocabularies do not know."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ __all__ = ["id_counts", "notes_of_unknown"]
 
 
 def id_counts(schema: ForeignSchema, parts: Mapping[Split, pa.Table]) -> IdCounts:
-    """The values of features that have a vocabulary, and those that it does not know."""
+    """For each split and each feature with a vocabulary, the number of values, and how many of them
+    the vocabulary does not know."""
     found: dict[Split, dict[str, tuple[int, int]]] = {}
     for split, rows in parts.items():
         found[split] = {}
@@ -41,9 +42,12 @@ def notes_of_unknown(
     done: Sequence[Mapping[str, Any]],
     splits: Sequence[Split],
 ) -> Iterator[str]:
-    """Which vocabularies do not know many values of rows that they were not made of; one made in
-    this import, of features that were `asked` without any, many more than of the train rows, for
-    `num_ids` cuts these alike. Of the segments that are `done`."""
+    """A note for each vocabulary that does not know many of the values in the segments `done`.
+
+    A vocabulary made in this import (`asked` has none for its feature) was made of the train rows.
+    It gets a note only if it knows far fewer values of other rows than of the train rows, since
+    `num_ids` cuts off values of both alike.
+    """
     made = {one.name for one in asked.sparse if one.vocabulary is None}
     for split, one in product(splits, schema.sparse):
         name = one.name

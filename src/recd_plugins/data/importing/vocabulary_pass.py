@@ -1,4 +1,4 @@
-"""A vocabulary of columns of foreign files, counted in one pass, without an import."""
+"""A vocabulary of columns of foreign files, made in one pass, without an import."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Written:
     """A vocabulary that was written."""
 
     num_ids: int
-    """Ids in all, those that the others share among them: a feature's `num_ids`."""
+    """All ids, including those that other values share: a feature's `num_ids`."""
     values: int
-    """Different values that the columns hold."""
+    """The number of different values in the columns."""
     own: int
-    """The number of values that have an id of their own."""
+    """The number of values with their own id."""
 
 
 def write_vocabulary(
@@ -40,11 +40,11 @@ def write_vocabulary(
     missing: Mapping[str, Sequence[int | str]] | None = None,
     progress: Progress = silent,
 ) -> Written:
-    """Count the values of some columns together, and write the `most` frequent to a file.
+    """Count the values of some columns together, and write a vocabulary of at most `most` ids.
 
-    Columns hold an id each row, or a list of them; nulls, NaN and what is `missing` by a schema are
-    no values, and a file that lacks one has none of it. A column that holds other values than it
-    was taken for is read as a wider type, as an import does.
+    Each row of a column holds an id or a list of ids. Nulls, NaN and what a schema has as `missing`
+    are not counted, and a file may lack a column. If a column holds values that do not fit the type
+    that it was taken for, it is read as a wider type, as in an import.
     """
     known = {column.name for column in found.columns}
     known.update(name for file in found.files for name in file.columns)
@@ -80,11 +80,11 @@ def _counts(
     missing: Mapping[str, Sequence[int | str]],
     progress: Progress,
 ) -> VocabularyCounts:
-    """The number of times that each value occurs."""
+    """How often each value occurs."""
 
     def count(block: Block) -> list[Counted]:
         rows, where = block.rows(columns, read_as), str(block.file.path)
-        # Columns of one table may be an integer each and lists of text.
+        # One column may hold an integer per row, and another lists of texts.
         return [
             counted(rows[name].chunks, Spot(where, name), missing.get(name, ()))
             for name in columns

@@ -1,4 +1,4 @@
-"""Whole lines of text, cut from a file some at a time: from any place on, with their numbers."""
+"""Whole lines of text with their numbers, read from a file in blocks, from any place on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recd_plugins.storage.uri import input_file
 __all__ = ["CutLines", "Lines", "check_quotes_end", "cut_lines", "first_lines"]
 
 BLOCK_BYTES = 8 << 20
-"""Text of one block, unpacked."""
+"""The size of a block of text, uncompressed."""
 LONGEST_LINE = 64 << 20
 NEWLINE, QUOTE = b'\n"'
 
@@ -30,9 +30,9 @@ class Lines:
 
     file: ForeignFile
     raw: pa.Buffer
-    """Their bytes, in the file's encoding; what its quotes have as escapes is doubled."""
+    """Their bytes, in the file's encoding; escaped quotes are doubled."""
     first: int
-    """The number of the first of them, from 1 on."""
+    """The number of the first line, from 1 on."""
 
     @property
     def where(self) -> str:
@@ -50,7 +50,7 @@ class Lines:
             raise self._of_another_encoding(error) from None
 
     def check_encoding(self) -> None:
-        """`DataError` with the first line that has bytes of another encoding."""
+        """Raise `DataError` for the first line that has bytes of another encoding."""
         try:
             str(self.raw, self.file.encoding)
         except UnicodeDecodeError as error:
@@ -65,9 +65,11 @@ class Lines:
         )
 
     def line_of_row(self, row: int) -> int:
-        """The number of the line in which a row begins, of which the first is 1: Arrow counts
-        neither empty lines nor those that end in quotes, and takes a carriage return amid a line
-        for the end of a row."""
+        """The number of the line in which a row begins; the first row is 1.
+
+        Arrow does not count empty lines, nor line ends within quotes, and takes a carriage return
+        in the middle of a line for the end of a row.
+        """
         flat = bytes(self.text)
         text = self.file.format == "text"
         if text and self.file.quotes:
@@ -83,20 +85,20 @@ class Lines:
 
 
 class CutLines(NamedTuple):
-    """Lines that were cut from a file, and what had been read by then."""
+    """Lines that were cut from a file, and how far the file has been read."""
 
     lines: Lines
     at: int
-    """The bytes of the file, unpacked, up to their end."""
+    """The number of uncompressed bytes of the file up to the end of the lines."""
     row: int
-    """And so many lines."""
+    """The number of lines of the file up to there."""
     read: int
-    """The bytes, as they lie there, that were read to have them."""
+    """The number of bytes of the file, as stored, that were read so far."""
 
 
 def cut_lines(file: ForeignFile, at: int, row: int) -> Iterator[CutLines]:
-    """The lines of a file from a place on that was reached before, or, at 0, from its first row on;
-    what lies within quotes ends none."""
+    """The lines of a file from a place that was reached before or, if `at` is 0, from its first row
+    on; a line end within quotes does not end a line."""
     first = 1 + (row if at else file.lines_before)
     at = at or file.start
     quotes = file.format == "text" and file.quotes
@@ -107,7 +109,7 @@ def cut_lines(file: ForeignFile, at: int, row: int) -> Iterator[CutLines]:
                 pa.CompressedInputStream(packed, file.compression) if file.compression else packed
             )
             _skip(stream, at, seeks=file.compression is None)
-            # The same lines wherever reading begins: each part ends behind so many whole ones.
+            # Blocks end at fixed places, so that the lines are the same wherever reading begins.
             ends = file.start + -(-(at - file.start) // BLOCK_BYTES) * BLOCK_BYTES
             while True:
                 ends += BLOCK_BYTES
@@ -139,8 +141,8 @@ def cut_lines(file: ForeignFile, at: int, row: int) -> Iterator[CutLines]:
 
 
 def first_lines(file: ForeignFile, content: bytes, *, ended: bool) -> Lines | None:
-    """The whole lines that the first row of a file, or a row somewhere in it, begins: all of the
-    bytes if the file has `ended`; None where there is no text."""
+    """The whole lines at the start of some bytes that begin with a row of the file: all bytes if
+    the file has `ended`; None if there is no text."""
     signs: bytes | bytearray = content
     if file.escapes:
         content = bytes(doubled(content, file.delimiter, file.encoding))
@@ -153,14 +155,17 @@ def first_lines(file: ForeignFile, content: bytes, *, ended: bool) -> Lines | No
 
 
 def check_quotes_end(lines: Lines, text: pa.Buffer, rows: int) -> None:
-    """`DataError` if a field in quotes goes on over lines to a quote that ends no field: it took
-    them up to where another one begins. It may if the lines, in UTF-8, have fewer rows."""
+    """Raise `DataError` if a quoted field runs over several lines to a quote that does not end a
+    field: then it swallowed the lines up to where another quoted field begins.
+
+    This is possible only if `text`, the lines in UTF-8, has fewer rows than lines.
+    """
     file = lines.file
     if not file.quotes or rows >= _count(text, NEWLINE, text.size):
         return
     content = text.to_pybytes()
     ends = (b"", b"\r", b"\n", file.delimiter.encode())
-    # Each field is passed as a whole: the quote that ends one may be the first sign of its line.
+    # Each field is matched as a whole: the quote that ends it may be the first in its line.
     for found in _quoted(file).finditer(content):
         if b"\n" in found[0] and content[found.end() : found.end() + 1] not in ends:
             first = lines.first + content.count(b"\n", 0, found.start())
@@ -173,8 +178,8 @@ def check_quotes_end(lines: Lines, text: pa.Buffer, rows: int) -> None:
 
 
 def _check_closed(file: ForeignFile, signs: bytearray, content: bytearray, first: int) -> None:
-    """`DataError` if a field in quotes, which signs of ASCII show, goes on to the end: all lines
-    behind it would be its."""
+    """Raise `DataError` if a quoted field, found in `signs`, goes on to the end of the file: all
+    lines after its start would belong to it."""
     for found in _quoted(file, ends=rb'(?P<end>"|\Z)').finditer(signs):
         if not found["end"]:
             line = first + _count(content, NEWLINE, found.start())
@@ -187,14 +192,14 @@ def _check_closed(file: ForeignFile, signs: bytearray, content: bytearray, first
 
 
 def _quoted(file: ForeignFile, ends: bytes = b'"') -> re.Pattern[bytes]:
-    """A field in quotes, that ends so."""
+    """A pattern of a quoted field that ends with `ends`."""
     begins = re.escape(file.delimiter.encode())
     field_ = rb'(?:(?<=%s)|^)"[^"]*+(?:""[^"]*+)*+%s' % (begins, ends)
     return re.compile(field_, re.MULTILINE)
 
 
 def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[bytearray, bool]:
-    """The bytes that were left and `size` more, in one place; and whether there were any more."""
+    """The bytes that were left and up to `size` more, in one array; and whether any were read."""
     content = bytearray(len(rest) + size)
     content[: len(rest)] = rest
     read = stream.readinto(memoryview(content)[len(rest) :])
@@ -204,7 +209,7 @@ def _filled(stream: pa.NativeFile, rest: bytes | bytearray, size: int) -> tuple[
 
 
 def _count(content: bytearray | pa.Buffer, byte: int, stop: int, start: int = 0) -> int:
-    """The number of times that a byte occurs: as fast as memory is read, however often."""
+    """How often a byte occurs; counted as fast as memory can be read, however often it occurs."""
     return int(np.count_nonzero(np.frombuffer(content, np.uint8)[start:stop] == byte))
 
 
@@ -217,7 +222,7 @@ def _skip(stream: pa.NativeFile, count: int, *, seeks: bool) -> None:
 
 
 def _last_line_end(content: bytearray, quotes: bool) -> int:
-    """Behind the last line that ends outside of quotes; 0 where there is none."""
+    """The place after the last line that ends outside of quotes; 0 if there is none."""
     cut = content.rfind(b"\n") + 1
     if not quotes or not cut:
         return cut

@@ -1,5 +1,5 @@
-"""Whole numbers without a telling name: whether they name things or count them, by how the values
-of a sample lie beside each other."""
+"""Whether whole numbers in a column without a telling name are ids or counts, judged by how the
+values of a sample lie beside each other."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ __all__ = ["Kind", "kind_of"]
 I64 = np.ndarray[Any, np.dtype[np.int64]]
 
 FEWEST_ROWS = 100
-"""Rows below which a sample tells nothing."""
+"""With fewer rows, a sample shows nothing."""
 FEW = 31
-"""Different values up to which it does little harm to take ids for counts."""
+"""With up to this many different values, it does little harm to take ids for counts."""
 FEWEST_PAIRS = 30
-"""Pairs of rows with the same value from which on their neighbours tell something."""
+"""From this many pairs of rows with the same value on, their neighbours show something."""
 SMOOTH = 0.35
-"""Of the evidence that `_smoothness` has, what counts have at least."""
+"""The least `_smoothness` of counts."""
 SURELY_SMOOTH = 0.9
 FEWEST_LAST = 30
 FEWEST_LAST_SHARE = 0.005
-"""Rows in the last fifth of a range from which on it ends, rather than thins out."""
+"""From this number, and this share, of rows in the last fifth of a range on, its end shows whether
+the range ends abruptly or thins out."""
 MANY = 100
 FILLED = 0.4
-"""The share of a range whose values ids have, which counts have of small ranges alone."""
+"""The share of a range above which its values are filled by ids; counts fill only small ranges."""
 SPARSE = 0.05
-"""The share of a range below which counts with a long tail have its values."""
+"""The share of a range below which its values may be counts with a long tail."""
 HIGH = 1e9
-"""Counts that go as far are many times rarer there than near 0."""
+"""Counts that reach this far are many times rarer there than near 0."""
 EVENLY = 1.5
-"""How far from a straight line the values of so many hashes are at most, over the root of their
-number: farther by chance once in fifty (Kolmogorov's test), as what is measured always is."""
+"""How far from a straight line the values of hashes lie at most, over the root of their number: one
+set of hashes in fifty lies farther by chance (Kolmogorov's test), measurements always do."""
 OFFSET = 1_000
-"""Where ids may begin that do not begin at 0."""
+"""The least value at which ids may begin that do not begin at 0."""
 YEARS = (1900, 2100)
 FEWEST_TIMES = 20
-"""Of fewer different values it may be chance that each is a time of day."""
+"""With fewer different values, it may be chance that all are times of day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +51,17 @@ class Kind:
     why: str = ""
     """Why they are ids, or may be."""
     sure: bool = True
-    """Whether the sample speaks for counts; where not, they may well be ids."""
+    """Whether the sample speaks for counts; if not, the numbers may well be ids."""
 
 
 def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
-    """The kind of a column with these different values, each in as many rows as its count."""
+    """The kind of a column with these different values; `counts` has the number of rows of each."""
     order = np.argsort(values)
     values, counts = values[order], counts[order]
-    if len(values) and values[0] == -1:  # for what is not there
+    if len(values) and values[0] == -1:  # stands for a missing value
         values, counts = values[1:], counts[1:]
     cut_off = len(values) >= FEW and bool(counts[-1] > 5 * counts[-FEW:-1].mean())
-    if cut_off:  # all that is higher stands there
+    if cut_off:  # the last value stands for all higher ones
         values, counts = values[:-1], counts[:-1]
     rows = int(counts.sum())
     if rows < FEWEST_ROWS or len(values) < 3:
@@ -99,8 +100,11 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
 
 
 def _below_zero(values: I64, counts: I64) -> Kind:
-    """Ids have numbers below 0 where they are hashes, as Java's and Spark's of 32 bits, which lie
-    evenly over a wide range. What is measured is rare at the ends of one."""
+    """The kind of numbers of which some are below 0.
+
+    Such ids are hashes, for example the 32-bit hashes of Java and Spark, which lie evenly over a
+    wide range. Measurements are rare at the ends of their range.
+    """
     low, spread = int(values[0]), int(values[-1]) - int(values[0])
     if spread <= HIGH:
         return Kind(ids=False)
@@ -113,14 +117,14 @@ def _below_zero(values: I64, counts: I64) -> Kind:
 
 
 def _are_times_of_day(values: I64) -> bool:
-    """Whether all are 0 to 2359 as clocks have them: of other numbers two fifths are not."""
+    """Whether all values are times from 0 to 2359; of other numbers, two fifths are not."""
     clock = bool((values < 2400).all() and (values % 100 < 60).all())
     return clock and len(values) >= FEWEST_TIMES and int(values[-1]) >= 1_000
 
 
 def _ends_abruptly(values: I64, counts: I64) -> bool:
-    """Whether most rows have low values and some have the highest, about as many as have those
-    before: counts without a bound thin out there."""
+    """Whether most rows have low values, while the highest values have about as many rows as those
+    just below: counts without a bound thin out there."""
     low, spread = int(values[0]), int(values[-1]) - int(values[0]) + 1
 
     def rows(begin: float, end: float) -> int:
@@ -133,14 +137,14 @@ def _ends_abruptly(values: I64, counts: I64) -> bool:
 
 
 def _smoothness(values: I64, counts: I64) -> float | None:
-    """How near the frequencies of values are to those of the values beside them: 1 for what is
-    counted or measured, 0 where frequencies are dealt out to values by chance, as to ids; None
-    where the sample does not tell.
+    """How near the frequencies of values are to those of the values beside them: 1 for counts and
+    measurements, 0 if values have frequencies by chance, as ids do; None if the sample does not
+    show it.
 
-    Pairs of rows with values beside each other, `sum n(v) n(v + 1)`, are held against those that
-    chance makes, and against the fewer of two: pairs with the same value, `sum n(v) (n(v) - 1)`,
-    which are as many where frequencies hardly change from value to value; and what neighbours had
-    if frequencies fell from value to value.
+    The number of pairs of rows with neighbouring values, `sum n(v) n(v + 1)`, is placed between
+    the number expected by chance and the smaller of two others: the number of pairs with the same
+    value, `sum n(v) (n(v) - 1)`, which is as large if frequencies hardly change from value to
+    value; and the number of neighbouring pairs if frequencies fell from value to value.
     """
     counts, values = counts[values != 0].astype(np.float64), values[values != 0]
     if len(values) < 3:
