@@ -1,8 +1,8 @@
 """RecD: session deduplication from logs to training.
 
-`log/` shards raw logs by session (O1), `etl/` clusters tables by session (O2), `dedup/` makes a
-batch's unique samples (O3), `stats/` measures how much a table repeats itself. Transforms of any
-plugin run on unique samples (O4); the built-in ones are those of recd_dsi, which comes with this
+`log/` shards raw logs by session (O1), `etl/` clusters tables by session (O2), `dedup/` finds the
+unique samples of a batch (O3), and `stats/` measures how much a table repeats itself. Transforms of
+any plugin run on unique samples (O4); the built-in ones are in recd_dsi, which comes with this
 plugin.
 """
 

@@ -33,7 +33,7 @@ def _cluster(situation: Situation) -> Values | NotHere:
 
 
 def _in_time(values: Values) -> Values:
-    """The table in its own order, its samples shuffled one by one."""
+    """The values without clustering: the table in its own order, with samples shuffled singly."""
     left = dict(values)
     left["etl"] = [step for step in _steps(values) if _use(step) != CLUSTER]
     reader = values.get("reader")
@@ -74,7 +74,7 @@ def _features(situation: Situation, *, pooled: bool) -> set[str]:
 
 
 def _fewer_of_a_session(values: Values) -> Values:
-    """Half of the samples, drawn one by one: S is halved about."""
+    """The values with half of the samples, drawn one by one: this about halves S."""
     return {**values, "etl": [{"use": THIN, "keep": 0.5}, *_steps(values)]}
 
 
@@ -99,8 +99,8 @@ ADDITIONS = (
         summary="Samples that are equal are exchanged, looked up and pooled once (IKJT).",
         add=_deduplicate,
         after=("clustering",),
-        # Ids that a sample has one of are looked up once by coalescing, too, without exchanges of
-        # their own.
+        # For features with one id per sample, coalescing also looks up each id once, and needs no
+        # extra exchanges.
         variants={
             "of sequences alone": _deduplicate_sequences,
             "of features of users alone": _deduplicate_users,

@@ -1,1 +1,1 @@
-"""O3: batches to IKJTs: converters, and the advisor of groups."""
+"""O3: converters of batches to IKJTs, and the advisor that chooses feature groups."""

@@ -1,12 +1,12 @@
-"""The advisor on which features to deduplicate, and which in one group: by a sample, with reasons.
+"""The advisor: from a sample, it says which features to deduplicate, in which groups, and why.
 
-A feature is considered from a DedupeFactor F of about 1.5 (RecD, section 4.2); features that
-change together form a group, unless one of them would lose by it. Then it is weighed what a group
-saves of a step and what it costs, in seconds, or in bytes (`worth`). A feature joins a group only
-where the joined group saves as much, net, as the two by themselves; and what is left alone is
-deduplicated only where it saves more than it costs.
+A feature is considered if its DedupeFactor F is at least about 1.5 (RecD, section 4.2). Features
+that change together form a group, unless one of them would lose by it. The advisor then compares
+what a group saves in a step with what it costs, in seconds or in bytes (`worth`). A feature joins a
+group only if the joined group saves, net, at least as much as the two do separately. Any group is
+deduplicated only if it saves more than it costs.
 
-Groups are chosen by some batches and judged by others: what comes out is a forecast.
+Some batches choose the groups and others judge them, so the result is a forecast.
 """
 
 from __future__ import annotations
@@ -43,41 +43,42 @@ __all__ = [
 ]
 
 WorthOf = Callable[[SampledBatches, int, Sequence[str]], Worth]
-"""What weighs groups: of sampled batches, their size, and the features that repeat enough."""
+"""A function that gives the worth of groups, from sampled batches, the batch size, and the features
+that repeat enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits that features and groups are held to."""
+    """The limits for features and groups."""
 
     min_factor: float
-    """The least DedupeFactor of a feature, alone, that is deduplicated."""
+    """The least DedupeFactor that a feature must have by itself to be deduplicated."""
     features: tuple[str, ...] = ("*",)
-    """Names or globs of the features that may be."""
+    """Names or globs of the features that may be deduplicated."""
     without: frozenset[str] = frozenset()
-    """Features that may not be, for the model looks them up by modules that take all samples."""
+    """Features that may not be, because modules of the model that look them up need all samples."""
     joined: tuple[tuple[str, ...], ...] = ()
-    """Features that are deduplicated as one group or not at all, for a transform makes others of
-    them together."""
+    """Features that are deduplicated as one group or not at all, because a transform makes other
+    features from all of them."""
     together: float = 0.9
-    """Two features may share a group if, of the samples in which either changes, both change
-    in this share."""
+    """Two features may share a group if both change in at least this share of the samples in which
+    either changes."""
     tolerance: float = 0.05
     """The largest share of its DedupeFactor that a feature may lose to its group."""
 
     def allow(self, name: str, factor: float) -> bool:
-        """Whether a feature of this DedupeFactor, alone, may be deduplicated."""
+        """Whether a feature with this DedupeFactor by itself may be deduplicated."""
         return factor >= self.min_factor and self.named(name) and name not in self.without
 
     def whole(self, groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """The groups, without features that are joined to one that is not in the same group."""
+        """The groups, without features that are joined to a feature outside of their group."""
         kept = [*groups]
         while apart := {name for group in kept for name in self._apart(group)}:
             kept = [tuple(name for name in group if name not in apart) for group in kept]
         return [group for group in kept if group]
 
     def _apart(self, group: Sequence[str]) -> Iterator[str]:
-        """The features of a group that are joined to one that is not in it."""
+        """The features of a group that are joined to a feature outside of it."""
         for name in group:
             if not {*self.joined_to(name)} <= {*group}:
                 yield name
@@ -88,49 +89,50 @@ class Limits:
         return tuple(one for one in dict.fromkeys(every) if one != name)
 
     def named(self, feature: str) -> bool:
-        """Whether it is among `features`."""
+        """Whether `features` names a feature."""
         return feature in self.features or any(fnmatchcase(feature, one) for one in self.features)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """The group that a feature could have been in, and is not."""
+    """The group that a feature could have joined, but did not."""
 
     group: tuple[str, ...]
     agreement: float
-    """The share of samples in which both change, of those in which either does; the feature of
-    the group counts that agrees least."""
+    """The share of samples in which both change, among those in which either changes; measured with
+    the feature of the group that agrees least."""
     loss: float
-    """The largest share of its DedupeFactor that one of them would lose."""
+    """The largest share of its DedupeFactor that any of the features would lose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureAdvice:
-    """The measures of a feature, and what follows from them."""
+    """The measurements of a feature, and what follows from them."""
 
     name: str
     length: float
-    """l(f): ids a sample."""
+    """l(f): ids per sample."""
     stay: float
     """d(f): how often it is unchanged in the next sample of its session."""
     formula_factor: float
     """DedupeFactor by the paper's formula, 1 / (1 - (S - 1) / S * d(f))."""
     factor: float
-    """DedupeFactor measured, alone."""
+    """DedupeFactor, measured by itself."""
     group: tuple[str, ...] = ()
-    """The features deduplicated with it, itself included; none if it is left as it is."""
+    """The features deduplicated with it, including itself; empty if it is left as it is."""
     group_factor: float | None = None
-    """DedupeFactor measured, in its group."""
+    """DedupeFactor, measured in its group; None if it has none."""
     saved: float = 0.0
-    """The savings of it: in its group, or alone if it has none."""
+    """What the feature saves: in its group, or by itself if it has none."""
     cost: float = 0.0
-    """The cost of its group; of it alone, if it has none."""
+    """What its group costs, or the feature by itself if it has none."""
     saves: str = ""
-    """The former in words, by kind."""
+    """`saved` in words, by kind."""
     costs: str = ""
-    """The latter in words, by kind."""
+    """`cost` in words, by kind."""
     neighbour: Neighbour | None = None
-    """The other group that changes most like it."""
+    """The other group that changes most like the feature; None if it has no group, or there is no
+    other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,20 +141,20 @@ class Advice:
 
     groups: Groups
     unique_shares: tuple[float, ...]
-    """Each group's unique samples over the batch size."""
+    """The number of each group's unique samples over the batch size."""
     features: tuple[FeatureAdvice, ...]
-    """Each feature's, in the schema's order."""
+    """The advice for each feature, in the schema's order."""
     limits: Limits
     batch_size: int
     batches: int
     """The number of batches that were measured."""
     samples_per_session: float | None
-    """S: samples of a session in a batch; None where nobody knows the sessions."""
+    """S: samples of a session in a batch; None if the sessions are unknown."""
     after_all: tuple[str, ...]
-    """Why groups are left that save more than they cost by themselves."""
+    """Why groups are left out although each of them saves more than it costs."""
 
     def lines(self) -> Iterator[str]:
-        """The advice in words: what was measured, then each feature with its reason."""
+        """The advice in words: what was measured, then each feature with the reason."""
         each = ""
         if self.samples_per_session is not None:
             each = f", {self.samples_per_session:.2f} samples of a session in each"
@@ -223,10 +225,10 @@ def advise(
     sample_rows: int = 65_536,
     seed: int = 0,
 ) -> Advice:
-    """Advise on a table as it lies, by bytes: clustered by session, its batches repeat more.
+    """Advise on a table in its stored order, by bytes; its batches repeat more if it is clustered.
 
-    The limits are those of `Limits`. About `sample_rows` rows are read. Same table and options,
-    same advice. What training reads may come in another order: see `advise_rows`.
+    The limits are those of `Limits`. About `sample_rows` rows are read. The same table and options
+    give the same advice. Training may read in another order: see `advise_rows`.
     """
     limits = Limits(
         features=features,
@@ -246,10 +248,10 @@ def advise_batches(
     limits: Limits | None = None,
     worth_of: WorthOf | None = None,
 ) -> Advice:
-    """Advise on the batches of a trainer's own reader, by the features of some of them.
+    """Advise on the batches of a trainer's own reader, by the features of some of these batches.
 
-    Nobody knows their sessions: two features change together where they do so from one sample of
-    a batch to the next, and what they would lose by it is measured as in a table.
+    Their sessions are unknown. Two features change together if they do so from one sample of a
+    batch to the next; what they would lose in one group is measured as for a table.
     """
     keys, limits = features[0].keys(), limits or Limits(min_factor=1.5)
     rows = [rows_of_batch(batch, keys) for batch in features]
@@ -264,14 +266,14 @@ def advise_rows(
     limits: Limits,
     worth_of: WorthOf | None = None,
 ) -> Advice:
-    """Advise on batches as training will read them: every second chooses, the others judge."""
+    """Advise on batches as training will read them: every second one chooses, the others judge."""
     return advise_sampled(halves(batches, features), batch_size, limits, worth_of)
 
 
 def halves(
     batches: Sequence[SessionRows], features: Sequence[str]
 ) -> tuple[SampledBatches, SampledBatches]:
-    """Every second batch, which chooses, and the others, which judge."""
+    """Every second batch, to choose groups, and the others, to judge them."""
     chosen_by = SampledBatches(features, batches[::2])
     return chosen_by, SampledBatches(features, batches[1::2]) if len(batches) > 1 else chosen_by
 
@@ -282,7 +284,7 @@ def advise_sampled(
     limits: Limits,
     worth_of: WorthOf | None,
 ) -> Advice:
-    """Advise on `halves` of batches: the first chooses, the second judges."""
+    """Advise on the two `halves` of batches: the first chooses groups, the second judges them."""
     chosen_by, judged_by = sampled
     features = chosen_by.features
     repeating = [name for name in features if limits.allow(name, chosen_by.alone[name])]
@@ -294,13 +296,16 @@ def advise_sampled(
 
 
 def decide(sample: SampledBatches, batch_size: int, limits: Limits, worth: Worth) -> Advice:
-    """Decide on groups from sampled batches, which judge them too."""
+    """Decide on groups by sampled batches, which both choose and judge them."""
     return _judged(sample, batch_size, limits, worth, _found(sample, limits, worth))
 
 
 def _found(sample: SampledBatches, limits: Limits, worth: Worth) -> list[tuple[str, ...]]:
-    """Features worth it are taken in order; each joins the group that changes most like it among
-    those that the limits and what is weighed allow, or starts its own."""
+    """The groups of the features that the limits allow.
+
+    Features are taken in order. Each joins the group that changes most like it, among those that
+    the limits and the worth allow, or starts its own.
+    """
     found: list[tuple[str, ...]] = []
     for name in sample.features:
         if not limits.allow(name, sample.alone[name]):
@@ -325,8 +330,7 @@ def _judged(
     worth: Worth,
     found: Sequence[tuple[str, ...]],
 ) -> Advice:
-    """The groups, of those that were found, as these batches judge them: those that do not pay are
-    left out."""
+    """The advice for the groups that were found, without those that do not pay in these batches."""
     settled = worth.settled([group for group in found if worth.net(group) > 0])
     groups = settled.groups
     counts = sample.repeats
@@ -374,7 +378,7 @@ def _advice(
 
 
 def _likest(sample: SampledBatches, name: str, groups: Sequence[tuple[str, ...]]) -> list[int]:
-    """The groups' indices, those that change most like the feature first."""
+    """The groups' indices; the group that changes most like the feature comes first."""
     return sorted(range(len(groups)), key=lambda index: -sample.agreement(name, groups[index]))
 
 

@@ -1,4 +1,4 @@
-"""The prices of a step, measured with the device's own kernels on what the batches hold."""
+"""The prices of a step, measured on the device with its own kernels and the contents of batches."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ __all__ = ["measured_prices", "over_links", "uses_of"]
 
 CPU = torch.device("cpu")
 LOOKUPS = 1 << 15
-"""Ids of all samples that are looked up to time lookups, about."""
+"""About how many ids of all samples are looked up to time lookups."""
 COPIED_FLOATS = 1 << 18
-"""Floats that are copied to time copies, about: fewer would be mostly the call."""
+"""About how many floats are copied to time copies; with fewer, the call would take most of the
+time."""
 A_PART_WAITS = 3
-"""Exchanges of a further part of a collection that wait for one another: of ids, of sums, and of
-their gradients."""
+"""How many exchanges of a further part of a collection wait for one another: of ids, of sums, and
+of their gradients."""
 POOLED_VALUES = 1 << 13
-"""Values of all samples that are pooled to time a pooling, about."""
+"""About how many values of all samples are pooled to time a pooling."""
 LOOPBACK_GBPS = 2.0
-"""The most of an exchange between processes of one machine through its CPU, even if a topology has
-more for links that were not measured."""
+"""The highest speed assumed for an exchange between processes of one machine through its CPU, even
+if a topology has more for links that were not measured."""
 
 
 def uses_of(
@@ -47,7 +48,7 @@ def uses_of(
     features: KeyedJaggedTensor,
     preprocessed: Callable[[KeyedJaggedTensor], KeyedJaggedTensor],
 ) -> dict[str, FeatureUse]:
-    """The uses that the model makes of each feature that it looks up."""
+    """How the model uses each feature that it looks up."""
     before, after = features, preprocessed(features)
     lengths = dict(zip(before.keys(), before.length_per_key(), strict=True))
     left = dict(zip(after.keys(), after.length_per_key(), strict=True))
@@ -76,8 +77,10 @@ def measured_prices(
     convert: Callable[[KeyedJaggedTensor, Sequence[Sequence[str]]], Any],
     device: torch.device,
 ) -> StepPrices:
-    """Seconds of a step on this device, measured on one of the batches, for features that repeat at
-    all. Nothing is sent: see `over_links`."""
+    """The prices in seconds on this device, measured on one batch for features that repeat.
+
+    The prices of sending are not included: see `over_links`.
+    """
     from recd_plugins.api.batch import InverseKeyedJaggedTensor
 
     groups = [[name] for name in candidates]
@@ -109,8 +112,8 @@ def measured_prices(
 def over_links(
     prices: StepPrices, cluster: Cluster, device: torch.device, carried: float = 1.0
 ) -> StepPrices:
-    """The prices, with those of what a cluster's ranks send to each other; floats are `carried` in
-    that share of their bytes."""
+    """The prices, including those of what a cluster's ranks send to each other; `carried` is the
+    share of their bytes in which floats are sent."""
     if cluster.world_size == 1:
         return prices
     link = cluster.a2a_global
@@ -134,9 +137,9 @@ def _lookup(
     unique: KeyedJaggedTensor,
     device: torch.device,
 ) -> float:
-    """The seconds of an id that is not looked up because its sample is another's copy.
+    """The seconds saved per id that is not looked up because its sample is a copy of another.
 
-    Copies cost less than other ids, since they update rows that are updated anyway.
+    Looking up such an id costs less than other ids do, since its row is updated anyway.
     """
     all_ids, kept = [], []
     for name in names:
@@ -154,7 +157,7 @@ def _conversion(
     candidates: Sequence[str],
     convert: Callable[[KeyedJaggedTensor, Sequence[Sequence[str]]], Any],
 ) -> dict[str, float]:
-    """Each feature's part of converting all of them: by its ids, and four for each of its rows."""
+    """The seconds to convert each feature: a part of those for all, by its ids plus 4 per row."""
     whole = seconds_of(lambda: convert(features, [[name] for name in candidates]), CPU)
     ids = dict(zip(features.keys(), features.length_per_key(), strict=True))
     weights = {name: ids[name] + 4 * features.stride() for name in candidates}
@@ -169,8 +172,8 @@ def _poolings(
     unique: Mapping[str, Tensor],
     lookups: Mapping[str, Tensor],
 ) -> dict[str, OfPooling]:
-    """The seconds of each feature's pooling, where one is known; those of features alike are timed
-    once."""
+    """The seconds of each feature's pooling, if its pooling is known; similar features are timed
+    only once."""
     sequences = [name for name in names if uses[name].rows]
     found: dict[str, OfPooling] = {}
     alike: dict[tuple[Any, ...], OfPooling] = {}
@@ -191,7 +194,7 @@ def _poolings(
 
 
 def _shortened(lengths: Tensor, kept: float) -> Tensor:
-    """Lengths of rows after `preprocess`, which leaves this share of the ids."""
+    """Lengths of rows after `preprocess`, which keeps the share `kept` of the ids."""
     return (lengths * min(1.0, kept)).round().long() if kept < 1 else lengths.long()
 
 

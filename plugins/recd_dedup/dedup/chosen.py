@@ -1,4 +1,4 @@
-"""The groups that a converter takes: as given, or as advised on what training will read."""
+"""The feature groups of a converter: as given, or as advised for what training will read."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ class ChosenGroups(NamedTuple):
 
     groups: Groups
     why: str = ""
-    """The advisor's reasons, a line for each feature; empty where the groups were given."""
+    """The advisor's reasons, one line per feature; empty if the groups were given."""
     shares: Callable[[], tuple[float, ...] | None] | None = None
-    """Measures each group's unique samples over the batch size, where there are batches."""
+    """Measures each group's unique samples over the batch size; returns None if there is nothing to
+    measure."""
     notices: tuple[Notice, ...] = ()
 
 
 def chosen_groups(
     config: GroupsConfig, context: Context, deduplicated: Deduplicated
 ) -> ChosenGroups:
-    """The groups as given, or as advised for the trainer's batches or for those of the reader.
+    """The groups as given, or as advised for the batches of the trainer or of the reader.
 
-    Given groups are checked against the schema. Without a schema a trainer reads by itself, and its
-    batches are checked against the groups.
+    Given groups are checked against the schema. Without a schema, a trainer has its own reader, and
+    its batches are checked against the groups later.
     """
     if config.groups == "auto":
         return _advised(config, context, deduplicated)
@@ -108,11 +109,11 @@ def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | No
 
 
 def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> ChosenGroups:
-    """All ranks take what rank 0 finds, since times differ from rank to rank."""
+    """The advised groups; all ranks take those of rank 0, since times differ between ranks."""
     from recd_plugins.api.planning import agreed, remembered
 
     if context.looked_at:
-        # `recd advise` asks again for registries that differ in other things.
+        # `recd advise` asks again for registries that differ in other respects.
         batches, by = _places(context.looked_at), _weighed_by(context)
         asked = ("groups", deduplicated, *batches, config, *by)
         found = remembered(
@@ -121,7 +122,7 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
         )
     elif context.delivered is not None and context.tables is not None:
         found = _kept(config, context, lambda: _by_reader(config, context, deduplicated))
-    elif context.tables is not None:  # without a reader: as the table lies
+    elif context.tables is not None:  # without a reader: in the table's stored order
         found = _by_table(config, context)
     else:
         raise RegistryError(
@@ -135,8 +136,8 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated)
 
 
 def _weighed_by(context: Context) -> tuple[Any, ...]:
-    """Ranks and links, the model, and the bytes in which its rows and sums travel: if one of these
-    changes, groups are weighed anew."""
+    """What groups are weighed by: ranks and links, the model, and the share of bytes in which its
+    floats are sent. If any of these changes, groups are weighed anew."""
     model = None if context.model is None else context.model()
     return context.cluster, repr(model), 1.0 if model is None else context.carried(model)
 
@@ -183,7 +184,7 @@ def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicate
 
     table = context.require_tables().train
     assert context.delivered is not None
-    # Where links alone differ, the same batches are read, and this device is timed once.
+    # If only links differ, the batches are read once, and this device is timed once.
     digest, names = context.delivered.digest, table.schema.sparse_names
     sample = remembered(("read", digest), lambda: read_sample(context))
     sampled = remembered(("sampled", digest), lambda: halves(sample.rows, names))
@@ -211,7 +212,7 @@ def _limits(config: GroupsConfig, context: Context, names: Sequence[str]) -> Lim
 
 
 def _check_features(config: GroupsConfig, known: Sequence[str]) -> None:
-    """`RegistryError` where a name or glob fits no feature."""
+    """Raise `RegistryError` if a name or glob matches no feature."""
     from recd_dedup.dedup.advisor import Limits
 
     for one in config.features:
@@ -228,7 +229,8 @@ def _weighing(
     batches: Sequence[KeyedJaggedTensor],
     deduplicated: Deduplicated,
 ) -> tuple[WorthOf | None, tuple[Unused, ...]]:
-    """What weighs groups; and a notice where time cannot be measured, so that no group is taken."""
+    """The function that weighs groups, or None for bytes; and a notice if time cannot be measured,
+    in which case no group is taken."""
     import torch
 
     from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
@@ -276,7 +278,7 @@ def _weighing(
 
 
 def _places(batches: Sequence[KeyedJaggedTensor]) -> tuple[int, ...]:
-    """Where the ids of batches lie in memory, which distinguishes batches that are held."""
+    """Where the ids of batches lie in memory, which identifies batches that are kept."""
     return tuple(int(batch.values().data_ptr()) for batch in batches)
 
 
@@ -292,9 +294,9 @@ def _reasons(lines: Any) -> str:
 
 
 def _kept(config: GroupsConfig, context: Context, find: Callable[[], Advised]) -> Advised:
-    """The groups for this registry and table on this machine: found once, then read again.
+    """The groups for this registry and table on this machine: found once, then read from a file.
 
-    So a resumed run has the groups that it had, and processes agree that have no process group yet.
+    So a resumed run keeps its groups, and processes agree even before they have a process group.
     """
     from filelock import FileLock
 

@@ -1,8 +1,8 @@
 """The `dedup` converters, and which features they take.
 
-- exact: samples of a feature group that are equal are kept once, as an IKJT.
+- exact: equal samples of a feature group are kept once, as an IKJT.
 - partial: samples that are equal or shifted share their values, as a partial IKJT.
-- none: every sample keeps its own rows; the KJT that deduplication is measured against.
+- none: every sample keeps its own rows, as a KJT; deduplication is measured against this.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class GroupConverter(GivesNotices, ABC):
         advised: bool = False,
     ) -> None:
         self.groups = groups
-        """The features that are deduplicated; without any, batches stay as they are."""
+        """The features that are deduplicated; if there are none, batches stay as they are."""
         self.advised = advised
-        """Whether the advisor chose them."""
+        """Whether the advisor chose the groups."""
         self._validate = validate
         self._shares = shares
         self._why = why
@@ -106,7 +106,7 @@ class GroupConverter(GivesNotices, ABC):
 
     @classmethod
     def chosen(cls, config: GroupsConfig, context: Context) -> Self:
-        """Make one for the groups as given, or as advised."""
+        """Make a converter for the groups as given, or as advised."""
         chosen = chosen_groups(config, context, cls.deduplicated)
         return cls(
             chosen.groups,
@@ -123,27 +123,27 @@ class GroupConverter(GivesNotices, ABC):
         """Deduplicate a KJT; the time of this is measured."""
 
     def notices(self) -> Sequence[Notice]:
-        """Notices of what more batches could have, and of why nothing was measured."""
+        """Notices about what batches could gain, and about why nothing was measured."""
         return self._notices
 
     @abstractmethod
     def convert(self, features: Columns) -> Any:
-        """The features of the groups in a batch, each value kept once."""
+        """The features of the groups in a batch, with repeats kept once."""
 
     def explain(self) -> str:
-        """Why each feature is in its group or in none, where the advisor decided."""
+        """Why each feature is in its group or in none; empty if the groups were given."""
         return self._why
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state that a loader's worker needs, without what measures tables or batches."""
+        """The state for a loader's worker, without the parts that measure tables or batches."""
         return {**self.__dict__, "_shares": None, "_notices": ()}
 
     @cached_property
     def unique_shares(self) -> tuple[float, ...] | None:
         """Each group's unique samples over the batch size, measured on a sample.
 
-        None where there is no table to measure. The same on all ranks; measured when it is first
-        asked for.
+        None if there is nothing to measure. The values are the same on all ranks, and are measured
+        on first use.
         """
         return None if self._shares is None else self._shares()
 
@@ -190,7 +190,7 @@ def build_partial(config: GroupsConfig, context: Context) -> Partial:
 
 @dataclass(frozen=True, kw_only=True)
 class NoneConfig(Config):
-    """There is nothing to choose."""
+    """There are no options."""
 
 
 class NoDedup:
@@ -202,7 +202,7 @@ class NoDedup:
         return features.to_kjt()
 
     def explain(self) -> str:
-        """A line that says so."""
+        """One line, which says that nothing is deduplicated."""
         return "dedup: none, so that every feature stays a plain KJT"
 
 

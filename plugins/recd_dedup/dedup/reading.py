@@ -1,4 +1,4 @@
-"""The batches that training will read, as the reader delivers them, and the sessions in them."""
+"""A sample of the batches that the reader will deliver in training, and the sessions in them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["ReadSample", "read_sample"]
 
 SAMPLES = 32_768
-"""The samples whose features are looked at, about as many at each place."""
+"""About how many samples have their features looked at, about equally many at each place."""
 PLACES = 8
 AROUND = 8
-"""How many times as many are looked at for their sessions alone."""
+"""How many times as many samples are looked at only for their sessions."""
 
 
 @dataclass
@@ -40,15 +40,15 @@ class ReadSample:
     """A few of the batches themselves."""
     batch_size: int = 0
     in_batches: float = 0.0
-    """Samples of a session in a batch; 0 where nobody knows the sessions."""
+    """Samples of a session in a batch; 0 if the sessions are unknown."""
     around: float = 0.0
-    """Samples of a session among the batches of a place, or of all places, cut at the size of a
-    batch."""
+    """Samples of a session in all batches of a place, or of all places; a session larger than a
+    batch counts as several."""
     together: bool = False
     """Whether the samples of a session lie side by side in a batch."""
 
     def notices(self, table: Table, what: str) -> list[Missed]:
-        """Whether batches hold far fewer samples of a session than lie about them."""
+        """A notice if batches hold far fewer samples of a session than lie around them."""
         if self.around < 1.5 * max(1.0, self.in_batches):
             return []
         clustered = _is_clustered(table)
@@ -75,7 +75,7 @@ class ReadSample:
 
 
 def read_sample(context: Context, features: Sequence[str] | None = None) -> ReadSample:
-    """Batches from all over the epoch of the train split; of these features, or all."""
+    """Batches from all over an epoch of the train split, with the given features or all."""
     assert context.delivered is not None
     table = context.require_tables().train
     keys = table.schema.sparse_names if features is None else tuple(features)
@@ -103,7 +103,7 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
         columns = batch.dedup
         if asks:
             seen.setdefault(place, []).append(columns.session_id)
-        if looked_at.get(place, 0) >= SAMPLES // PLACES:  # for its sessions alone
+        if looked_at.get(place, 0) >= SAMPLES // PLACES:  # was read only for its sessions
             continue
         looked_at[place] = looked_at.get(place, 0) + len(batch)
         features = columns.to_kjt()
@@ -116,7 +116,7 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
         runs += len(rows.starts)
     if asks:
         places = [torch.cat(found) for found in seen.values()]
-        # Of a small table the places are all of it.
+        # In a small table, the places together are the whole table.
         sample.around = max(
             _a_session(places, sample.batch_size),
             _a_session([torch.cat(places)], sample.batch_size),
@@ -127,14 +127,14 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
 
 
 def _a_session(places: Sequence[Tensor], batch_size: int) -> float:
-    """Samples of a session at a place: of one that fills more than a batch, in a batch."""
+    """Samples of a session at a place; a session larger than a batch counts as several."""
     counts = [sessions.unique(return_counts=True)[1] for sessions in places]
     pieces = sum(int((-(-of_place // batch_size)).sum()) for of_place in counts)
     return sum(map(len, places)) / max(1, pieces)
 
 
 class _Taking:
-    """Stands where a converter will stand, and takes all features as they come."""
+    """Takes the place of a converter, and leaves all features as they are."""
 
     def __init__(self, groups: Groups, asks: Sequence[str]) -> None:
         self.groups = groups
@@ -145,7 +145,7 @@ class _Taking:
 
 
 def _is_clustered(table: Table) -> bool:
-    """Whether the samples of a session lie side by side, in the first stripe that is large."""
+    """Whether the samples of a session lie side by side, in the first of the largest stripes."""
     stripe = max(table.stripes, key=lambda one: one.num_rows)
     file = table.opened(stripe.file)
     session = table.schema.session_id

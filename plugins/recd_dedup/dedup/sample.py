@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 RUNS = 8
-"""A sample comes from so many places of its table, or fewer."""
+"""A sample comes from at most this many places of its table."""
 MEASURED_ROWS = 16_384
-"""About so many rows show the shares of groups that somebody has named."""
+"""About how many rows are read to measure the shares of groups that were given by name."""
 
 
 class SampledBatches:
-    """Batches of B rows in the table's order, as a reader that keeps sessions whole has them.
+    """Batches of B rows in the table's order, like those of a reader that keeps sessions whole.
 
-    Of each list its code and length are held: 16 bytes a row and feature.
+    For each list, its code and length are kept: 16 bytes per row and feature.
     """
 
     def __init__(self, features: Sequence[str], parts: Iterable[SessionRows]) -> None:
@@ -59,10 +59,10 @@ class SampledBatches:
         self._at = {name: index for index, name in enumerate(features)}
         self._agreement = agreement(changes)
         self.alone = {name: self.factors([name])[name] for name in features}
-        """Each feature's DedupeFactor if it is deduplicated alone, measured."""
+        """Each feature's DedupeFactor if it is deduplicated by itself, measured."""
 
     def _add(self, rows: SessionRows) -> NDArray[np.int64]:
-        """[F, F] how often both features change from one sample of a session to its next."""
+        """[F, F] how often both features change from one sample of a session to the next."""
         order = rows.sessions.argsort(kind="stable")
         sessions = rows.sessions[order]
         follows = sessions[1:] == sessions[:-1]
@@ -78,17 +78,17 @@ class SampledBatches:
         return changes
 
     def agreement(self, name: str, group: Sequence[str]) -> float:
-        """The share of samples in which two features change, of those in which either does: with
-        that of the group's features which agrees least."""
+        """The share of samples in which two features change, among those in which either changes:
+        for the feature of the group that agrees least."""
         return min(float(self._agreement[self._at[name], self._at[other]]) for other in group)
 
     def loss(self, group: Sequence[str]) -> float:
-        """The largest share of its DedupeFactor that a feature loses if these are one group."""
+        """The largest share of its DedupeFactor that any feature loses if these are one group."""
         factors = self.factors(group)
         return max(1 - factors[name] / self.alone[name] for name in group)
 
     def length(self, name: str) -> float:
-        """l(f): ids a sample."""
+        """l(f): ids per sample."""
         return self.repeats.features[name].ids / max(1, self.repeats.rows)
 
     def factors(self, group: Sequence[str]) -> dict[str, float]:
@@ -100,7 +100,7 @@ class SampledBatches:
         return self._measured(tuple(group)).share
 
     def most_unique(self, group: Sequence[str]) -> int:
-        """The most unique samples of a group in one of the batches."""
+        """The largest number of unique samples that a group has in any batch."""
         return self._measured(tuple(group)).most
 
     def _measured(self, group: tuple[str, ...]) -> _GroupCounts:
@@ -136,9 +136,9 @@ class _GroupCounts(NamedTuple):
 def sample_batches(
     table: Table, *, batch_size: int, sample_rows: int, seed: int
 ) -> Iterator[SessionRows]:
-    """Batches of consecutive rows from seeded places of a table, about `sample_rows` in all.
+    """Batches of consecutive rows from places of a table drawn by `seed`, about `sample_rows` rows.
 
-    A table of fewer rows than a batch is one batch.
+    A table with fewer rows than a batch is one batch.
     """
     require_sessions(table.schema, "groups: auto", table.path)
     if not table.num_rows or not table.schema.sparse:
@@ -159,10 +159,10 @@ def sample_batches(
 
 
 def measured_shares(table: Table, groups: Groups, *, batch_size: int) -> tuple[float, ...] | None:
-    """Each group's unique samples over the batch size, in batches of the table as it lies.
+    """Each group's unique samples over the batch size, in batches of the table in stored order.
 
-    None where they cannot be measured: without rows or sessions, or where a group names what
-    is no feature of the table. Only the groups' columns are read, in about `MEASURED_ROWS`.
+    None if they cannot be measured: if there are no rows or sessions, or if a group names a feature
+    that the table lacks. Only the groups' columns are read, in about `MEASURED_ROWS` rows.
     """
     named = {name for group in groups for name in group}
     features = tuple(feature for feature in table.schema.sparse if feature.name in named)
@@ -178,9 +178,9 @@ def measured_shares(table: Table, groups: Groups, *, batch_size: int) -> tuple[f
 def rows_of_batch(
     features: KeyedJaggedTensor, keys: Sequence[str], sessions: Tensor | None = None
 ) -> SessionRows:
-    """A batch as it is. Where nobody knows its sessions, its samples are as those of one.
+    """The rows of a batch; if its sessions are unknown, all samples count as one session's.
 
-    Samples whose weights differ stay two; of ids alone it counts how many there are.
+    Samples whose weights differ count as different; only ids are counted, not weights.
     """
     here = features.to(torch.device("cpu"))
     columns, weighted = {}, here.weights_or_none() is not None
@@ -200,7 +200,8 @@ def rows_of_batch(
 def shares_of_batches(
     features: Sequence[KeyedJaggedTensor], groups: Groups
 ) -> tuple[float, ...] | None:
-    """Each group's unique samples over the batch size, in these batches; None if they lack one."""
+    """Each group's unique samples over the batch size in these batches; None if they lack a feature
+    of the groups."""
     named = [name for group in groups for name in group]
     if any(name not in batch.keys() for batch in features for name in named):  # noqa: SIM118
         return None
@@ -209,9 +210,9 @@ def shares_of_batches(
 
 
 def choose_runs(stripe_rows: Sequence[int], *, rows: int, count: int, seed: int) -> list[range]:
-    """Choose at most `count` runs of consecutive stripes, of `rows` rows each, in their order.
+    """At most `count` runs of consecutive stripes, each of at least `rows` rows, in order.
 
-    Stripes are cut into runs from the first on; the last run takes what is left over.
+    Stripes are cut into runs from the first on; the last run takes the rest.
     """
     runs, first, held = [], 0, 0
     for index, num_rows in enumerate(stripe_rows):

@@ -1,20 +1,20 @@
-"""The worth of deduplication: what it saves of a step, and what it costs, in seconds or in bytes.
+"""The worth of deduplication: what it saves in a step, and what it costs, in seconds or in bytes.
 
 For a feature f in group g, with B samples of which U are unique, N ids of which N_u are kept, and
 rows of D floats, a step saves
 
-    lookup     (N - N_u) rows read, and updated by their gradients
+    lookup     reading (N - N_u) rows, and updating them by their gradients
     exchange   8 (N - N_u) bytes of ids; and 2 * 4 D (N - N_u) of rows and their gradients, or
-               2 * 4 D (B - U) of sums, fewer by codecs: over the links, and through a rank's copies
-    pooling    its pooling on all samples, less the same on unique ones
+               2 * 4 D (B - U) of sums, fewer with codecs: over the links, and in a rank's copies
+    pooling    the pooling of all samples, less the pooling of unique samples
 
 and pays for
 
-    conversion ids compared and copied, and the inverse lookup
-    expansion  B rows of D floats, whose gradients are summed again; N of them where nobody knows
-               a pooling of the feature
-    pooling    where a pooling of unique samples takes longer
-    handling   the calls of a group, and of each feature that is looked up otherwise than others.
+    conversion comparing and copying ids, and the inverse lookup
+    expansion  B rows of D floats, whose gradients are summed again; N rows if no pooling of the
+               feature is known
+    pooling    the difference, if pooling unique samples takes longer
+    handling   the calls for a group, and for each of its features' tables.
 
 A step in which anything is deduplicated also pays for some calls.
 """
@@ -46,56 +46,57 @@ FLOAT_BYTES = 4
 
 
 class Worth(ABC):
-    """Weighs groups by what sampled batches show of them."""
+    """Weighs groups by what sampled batches show about them."""
 
     def __init__(self, sample: SampledBatches) -> None:
         self._sample = sample
 
     @abstractmethod
     def saved(self, name: str, group: Group) -> dict[str, float]:
-        """The savings of the feature's group, by kind."""
+        """What the feature saves in a group, by kind."""
 
     @abstractmethod
     def cost(self, group: Group) -> dict[str, float]:
-        """The cost of the group, by kind."""
+        """What the group costs, by kind."""
 
     @abstractmethod
     def words(self, parts: Mapping[str, float]) -> str:
-        """The savings, or the costs, as a clause."""
+        """Savings or costs, as a clause."""
 
     def knows(self, name: str) -> bool:
         """Whether the feature was weighed at all."""
         return True
 
     def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
-        """Of the groups that each pay, those that pay together."""
+        """The groups that pay together, among groups each of which pays."""
         return Settled(tuple(groups))
 
     @property
     def sure(self) -> float:
-        """The multiple of its cost that a group must save."""
+        """How many times its cost a group must save."""
         return 1.0
 
     def net(self, group: Group) -> float:
-        """The savings of a group, minus what it must save to be chosen."""
+        """What a group saves, minus what it must save to be chosen."""
         saved = sum(sum(self.saved(name, group).values()) for name in group)
         return saved - self.sure * sum(self.cost(group).values())
 
 
 class Settled(NamedTuple):
-    """The groups that are deduplicated after all."""
+    """The groups that are deduplicated in the end."""
 
     groups: tuple[tuple[str, ...], ...]
     why: tuple[str, ...] = ()
-    """Why others are not, though they would pay by themselves."""
+    """Why other groups are not, though each of them would pay."""
 
 
 class Bytes(Worth):
-    """Bytes of a sample on its way from reader to trainer: ids, against the inverse lookup.
+    """Weighs groups by the bytes per sample between reader and trainer: ids saved against the
+    inverse lookup.
 
-    A group g saves Σ_f 8 · l(f) · (1 - 1 / F(f, g)) bytes of the ids of its features f, and costs 2
-    · w(U) for its inverse lookup: w = 1, 2, 4 or 8 bytes a sample suffice to number U unique
-    samples, and the work to find and to follow them counts as if they were sent twice.
+    A group g saves Σ_f 8 · l(f) · (1 - 1 / F(f, g)) bytes of the ids of its features f, and costs
+    2 · w(U) for its inverse lookup. w = 1, 2, 4 or 8 bytes per sample suffice to number U unique
+    samples; they count twice, to cover the work of making and using the lookup.
     """
 
     LOOKUPS = 2
@@ -114,46 +115,45 @@ class Bytes(Worth):
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureUse:
-    """The uses that a model makes of a feature."""
+    """How a model uses a feature."""
 
     sums: tuple[int, ...] = ()
-    """D of each table that yields a sum for each sample."""
+    """D of each table that yields one sum per sample."""
     rows: tuple[int, ...] = ()
-    """D of each table that yields embeddings one by one."""
+    """D of each table that yields single embeddings."""
     kept_ids: float = 1.0
-    """The ids that `preprocess` leaves, over those that the reader delivers."""
+    """The number of ids that `preprocess` keeps, over the number that the reader delivers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPrices:
-    """Seconds on this device and over these links."""
+    """The prices of a step, in seconds on this device and over these links."""
 
     conversion: Mapping[str, float]
-    """To convert a batch's samples of a feature."""
+    """To convert a batch's samples, by feature."""
     lookup: Mapping[int, float]
-    """To look up a row of D floats for a copy of a sample."""
+    """To look up a row of D floats for a copy of a sample, by D."""
     copy: float
-    """To copy a float to a sample, and to sum it into its gradient."""
+    """To copy a float to a sample, and to sum its gradient."""
     byte: float = 0.0
-    """To send a byte by an all-to-all; 0 on one rank."""
+    """To send a byte in an all-to-all; 0 on one rank."""
     carried: float = 1.0
-    """The bytes in which floats are sent, over their own: fewer by codecs."""
+    """The bytes in which floats are sent, over their own size: fewer with codecs."""
     call: float
-    """The seconds of an operation on a small tensor, with the Python around it."""
+    """For an operation on a small tensor, including the Python around it."""
     waits: float = 0.0
-    """The seconds until the exchanges of a further part begin, whatever they send; 0 on one
-    rank."""
+    """To wait for the exchanges of a further part to begin, whatever they send; 0 on one rank."""
     pooling: Mapping[str, OfPooling]
-    """To pool a batch's sequences, by feature; those of which a pooling is known."""
+    """To pool a batch's sequences, by feature, if its pooling is known."""
 
 
 MOVES = 2.0
-"""The copies that a rank makes of a row that it exchanges, beside the exchange, each priced as one
-expansion."""
+"""How many copies a rank makes of each row that it exchanges, besides the exchange; each is priced
+as one expansion."""
 
 
 class Seconds(Worth):
-    """Seconds of a step of one rank."""
+    """Weighs groups by the seconds of one rank's step."""
 
     def __init__(
         self,
@@ -174,8 +174,12 @@ class Seconds(Worth):
         return super().net(group) if all(map(self.knows, group)) else -math.inf
 
     def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
-        """A step that deduplicates anything pays a fixed cost, and another one for sums: their
-        collection is then looked up in parts, each with exchanges of its own."""
+        """The groups that pay together.
+
+        A step that deduplicates anything pays a fixed cost. It pays another one if it deduplicates
+        features that are summed: their collection is then looked up in parts, each with its own
+        exchanges.
+        """
         sums = [group for group in groups if self._are_sums(group)]
         kept, why = tuple(groups), []
         prices = self._prices
@@ -242,13 +246,13 @@ class Seconds(Worth):
         return ", ".join(kinds[:-1]) + (" and " if len(kinds) > 1 else "") + (kinds or ["0 ms"])[-1]
 
     def _ids(self, name: str) -> float:
-        """The ids of a batch that are looked up."""
+        """The number of a feature's ids in a batch that are looked up."""
         kept = self._uses.get(name, FeatureUse()).kept_ids
         return self._batch_size * self._sample.length(name) * kept
 
 
 class Nothing(Worth):
-    """The worth of features that the model does not look up, or where the model is not known."""
+    """The worth of features that the model does not look up, or of all if the model is unknown."""
 
     def knows(self, name: str) -> bool:
         return False

@@ -1,1 +1,1 @@
-"""O2: tables clustered by session; downsampling."""
+"""O2: clustering of tables by session, and downsampling."""

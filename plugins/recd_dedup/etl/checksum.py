@@ -1,7 +1,7 @@
-"""A checksum of rows that no order of them changes: the sum of the rows' hashes, mod 2^64.
+"""A checksum of rows that does not depend on their order: the sum of the rows' hashes, mod 2^64.
 
-A row's hash covers every column, by name: ids with their place in the list, floats by their
-bits. Tables have equal checksums where they hold the same rows, equally often.
+A row's hash covers every column, by name: ids with their place in the list, floats by their bits.
+Tables that hold the same rows equally often have equal checksums.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def checksum(chunks: Iterable[pa.Table]) -> Checksum:
 
 
 def row_hashes(chunk: pa.Table) -> U64:
-    """[N] the hash of each row of a chunk in the types of `Schema.arrow`."""
+    """[N] the hash of each row of a chunk, which must have the types of `Schema.arrow`."""
     from recd_dedup.etl.row_hash import add_lists, add_values, finish  # numba, late
 
     hashes = np.zeros(chunk.num_rows, np.uint64)
@@ -64,7 +64,7 @@ def row_hashes(chunk: pa.Table) -> U64:
 
 
 def _bits(array: pa.Array) -> U64:
-    """[N] numbers as the integers of their bits."""
+    """[N] the bits of numbers, as integers."""
     values = array.to_numpy()
     bits: U64 = values.view(np.dtype(f"u{values.itemsize}")).astype(np.uint64, copy=False)
     return bits

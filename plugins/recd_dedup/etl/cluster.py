@@ -1,14 +1,14 @@
-"""O2: the samples of a session next to each other, in the order of time.
+"""O2: clustering, which puts the samples of a session next to each other, in order of time.
 
-Sessions are in the order of their ids' hash, so the rows and their order are the same for any
-`memory_gb` and engine, and sessions of all times are mixed. A file never splits a session. Parquet
-compresses by page, so the page (1 MiB) is the window in which a repeated list costs next to
-nothing; a clustered session fits in it.
+Sessions are ordered by the hash of their ids. So the rows and their order are the same for any
+`memory_gb` and engine, and sessions of all times are mixed. A session is never split across files.
+Parquet compresses by page, so a list that repeats within a page (1 MiB) costs next to nothing; a
+clustered session fits in a page.
 
 The bucket pass hashes a table's rows by session into buckets, and writes them to spill files. A
-spill file has a stretch of the table with one record batch per bucket, and is written whole or not
-at all. So bucket k is batch k of every spill, with its rows in the table's order; a killed pass
-goes on after the last spill; and only one file is open at a time.
+spill file holds a stretch of the table, with one record batch per bucket, and is written whole or
+not at all. So bucket k is batch k of every spill, with its rows in the table's order. A killed pass
+goes on after the last spill, and only one file is open at a time.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = ["ClusterBySession", "ClusterConfig", "Spills", "build_cluster", "clus
 
 SUMS = b"recd_buckets"
 MOST_BUCKETS = 65_536
-"""Each bucket is written and read in pieces of its own: with too many, every row is a piece."""
+"""Each bucket is written and read in its own pieces: with more, every row would be a piece."""
 FEW_BUCKETS = 1_024
-"""So many buckets take no time, even if most are empty."""
+"""This many buckets take hardly any time, even if most are empty."""
 
 
 class Spills:
-    """The spill files of a folder. Each bucket's checksum is that of the source's rows."""
+    """The spill files of a folder."""
 
     def __init__(self, folder: Path, schema: Schema, n_buckets: int) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class Spills:
         folder.mkdir(parents=True, exist_ok=True)
         self._files: list[Path] = []
         self.sums = [Checksum()] * n_buckets
-        """The checksum of each bucket, as its rows were read from the source."""
+        """The checksum of each bucket's rows as they were read from the source."""
         for path in takewhile(Path.exists, map(self._path, count())):
             self._add(path)
 
@@ -68,8 +68,8 @@ class Spills:
         return sum(bucket.rows for bucket in self.sums)
 
     def fill(self, table: Table, spill_bytes: int, progress: Progress, what: str) -> None:
-        """Spill the rows of the table that are not in spills yet; this holds about twice
-        `spill_bytes`."""
+        """Spill the rows of the table that are not in spills yet; takes about twice `spill_bytes`
+        of memory."""
         progress(what, self.num_rows, table.num_rows)
         held: list[pa.Table] = []
         size = 0
@@ -95,7 +95,7 @@ class Spills:
             yield rows
 
     def _spill(self, held: list[pa.Table]) -> None:
-        """Write all chunks as the next spill file, and take them out of `held`."""
+        """Write all chunks as the next spill file, and remove them from `held`."""
         rows = pa.concat_tables(held).combine_chunks()
         held.clear()
         assert self._schema.session_id is not None  # checked before any row is read
@@ -176,14 +176,14 @@ class ClusterConfig(Config):
 
 
 class ClusterBySession:
-    """The pyarrow engine: a bucket pass, then a pass that sorts bucket by bucket."""
+    """The pyarrow engine: a bucket pass, then a pass that sorts one bucket after another."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._budget = Budget.of(config.memory_gb)
 
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
-        """Cluster a table; after a kill, a run goes on from what was finished."""
+        """Cluster a table; if a run was killed, the next one goes on from what it had finished."""
         require_sessions(table.schema, "cluster_by_session", table.path)
         size = decoded_bytes(table)
         n_buckets = max(1, math.ceil(size / self._budget.bucket))
@@ -226,11 +226,11 @@ def cluster_buckets(
     source: str = "",
     progress: Progress = silent,
 ) -> Table:
-    """Cluster rows that are already in buckets by session, as in log shards, into a file for each
+    """Cluster rows that are already in buckets by session, as in log shards, into one file per
     bucket.
 
-    No session may be in two buckets. A bucket is iterated once, when its turn comes. With a
-    `source`, which identifies what is in the buckets, a killed run can go on.
+    No session may be in two buckets. Each bucket is iterated once, in order. If `source` identifies
+    the contents of the buckets, a killed run can be resumed.
     """
     require_sessions(schema, "cluster_by_session", folder)
     budget = Budget.of(memory_gb)
@@ -254,7 +254,7 @@ def cluster_buckets(
 
 
 def _parts(spills: Spills, rows: int) -> Iterator[FilePart]:
-    """Parts of at least `rows` rows, each of some successive buckets."""
+    """Parts of at least `rows` rows (the last may have fewer), each of consecutive buckets."""
     number, first, before = 0, 0, Checksum()
     for index, bucket in enumerate(spills.sums):
         before += bucket

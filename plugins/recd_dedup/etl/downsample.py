@@ -1,4 +1,4 @@
-"""Fewer samples: whole sessions at a time, which keeps S, or sample by sample, which lowers it.
+"""Downsampling: by whole sessions, which keeps S, or sample by sample, which lowers it.
 
 RecD (section 7) proposes the former: DedupeFactor grows with S, the samples per session.
 """
@@ -34,15 +34,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Population:
-    """Samples, and the sessions that they are of."""
+    """The number of samples, and of their sessions."""
 
     samples: int
     sessions: int | None
-    """None where a table has no sessions."""
+    """None if the table has no sessions."""
 
     @property
     def samples_per_session(self) -> float | None:
-        """S."""
+        """S; None if there are no sessions."""
         return self.samples / self.sessions if self.sessions else None
 
     def __str__(self) -> str:
@@ -51,10 +51,10 @@ class Population:
 
 
 class SessionCount:
-    """Counts distinct sessions: exactly up to `most`, beyond that by adaptive sampling (Wegman).
+    """Counts distinct sessions: exactly up to `most`, above that by adaptive sampling (Wegman).
 
-    It holds the sessions whose hash is at most a limit, which is halved when they become too many;
-    n of these stand for n 2^64 / (limit + 1) sessions. The error is about most^-0.5.
+    It keeps the sessions whose hash is at most a limit, which is halved when there are too many;
+    n kept sessions stand for n 2^64 / (limit + 1) sessions. The error is about most^-0.5.
     """
 
     def __init__(self, schema: Schema, most: int = 1 << 20) -> None:
@@ -97,7 +97,7 @@ class DownsampleConfig(Config):
 
 @dataclass(frozen=True)
 class DownsampleReport:
-    """A step's effect on S."""
+    """The effect of a step on S."""
 
     before: Population
     after: Population
@@ -107,7 +107,7 @@ class DownsampleReport:
 
 
 class _Downsample(ABC):
-    """One pass over the table, chunk by chunk, after which `report` is set."""
+    """Makes one pass over the table, chunk by chunk, and then sets `report`."""
 
     name: ClassVar[str]
     by_session: ClassVar[bool]
@@ -138,14 +138,14 @@ class _Downsample(ABC):
 
     @abstractmethod
     def _kept(self, chunk: pa.Table, schema: Schema, first: int) -> Mask:
-        """[N] which rows stay; the chunk's first row is the table's row `first`."""
+        """[N] which rows are kept; the chunk's first row is the table's row `first`."""
 
     def _draw(self, subjects: NDArray[np.int64]) -> Mask:
         return mix(subjects, salt(self._config.seed, self.name)) <= self._last
 
 
 class DownsampleSessions(_Downsample):
-    """Keeps or drops a session whole, by a hash of its id: alike in every table and split."""
+    """Keeps or drops whole sessions, by a hash of the id: the same in every table and split."""
 
     name = "downsample_sessions"
     by_session = True
@@ -155,7 +155,7 @@ class DownsampleSessions(_Downsample):
 
 
 class DownsampleSamples(_Downsample):
-    """Keeps or drops each sample, by a hash of its place in the table."""
+    """Keeps or drops single samples, by a hash of the sample's place in the table."""
 
     name = "downsample_samples"
     by_session = False

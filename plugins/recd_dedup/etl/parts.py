@@ -1,7 +1,7 @@
 """The files of a clustered table: each is written, read back and verified, then all are published.
 
-A part holds whole sessions, so no session is cut across files. Parts that are done stay when
-the run dies; the next run goes on after them. What is held in memory follows from a budget.
+A part holds whole sessions, so no session is split across files. Finished parts stay if the run
+dies, and the next run goes on after them. A budget limits how much is held in memory.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = [
 
 STRIPE_ROWS = 16_384
 PART_STRIPES = 16
-"""Stripes of a part (a file), or a few more: it ends with a bucket."""
+"""The number of stripes of a part (a file), or a few more: a part ends where a bucket ends."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory of a step, and how it is shared out.
+    """The memory of a step, and how it is divided.
 
-    At the worst, where one session is the whole table, a spill is held in four copies: as
-    read (in buffers with room to spare), in one piece, as its only bucket and compressed.
+    In the worst case, when one session is the whole table, a spill is held in four copies: as read
+    (in buffers with room to spare), in one piece, as its only bucket, and compressed.
     """
 
     bytes: int
@@ -55,15 +55,15 @@ class Budget:
 
     @property
     def run(self) -> int:
-        """Bytes of a spill, or of a run: what is sorted at once.
+        """The bytes of a spill, or of a run, which is what is sorted at once.
 
-        Below 8 GiB a column of it has fewer than 2^31 ids, as 32-bit offsets ask.
+        At most 8 GiB, so that a column has fewer than 2^31 ids, as 32-bit offsets require.
         """
         return min(max(self.bytes // 6, 1), 8 << 30)
 
     @property
     def bucket(self) -> int:
-        """The mean; half a run, for sessions are of unequal size."""
+        """The mean bytes of a bucket: half a run, because sessions differ in size."""
         return max(self.run // 2, 1)
 
     def stripe_rows(self, bytes_per_row: float) -> int:
@@ -71,33 +71,34 @@ class Budget:
 
 
 Bucket = Iterable[pa.Table]
-"""Rows, in chunks; all rows of its sessions."""
+"""Rows, in chunks; a bucket has all rows of its sessions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """One file to be."""
+    """A file to be written."""
 
     name: str
     buckets: Sequence[Bucket]
-    """Each is sorted on its own; the file holds them one after the other."""
+    """Each is sorted by itself; the file holds one after another."""
     in_order: bool = False
-    """The buckets' rows are in order already."""
+    """Whether the buckets' rows are already in order."""
     before: Checksum | None = None
-    """The checksum of its rows in the source; by default the buckets', taken as they are read."""
+    """The checksum of the part's rows in the source; by default, it is taken as the buckets are
+    read."""
 
 
 def fingerprint(table: Table) -> list[Any]:
-    """Values that differ between a table and another, or itself with other files."""
+    """Values that identify a table with its present files."""
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in table.files]
     return [str(table.path), table.schema.to_json(), files]
 
 
 class Workspace:
-    """A folder beside the table to be, which outlives a run that dies.
+    """A folder beside the table that is being made; it stays if a run dies.
 
-    What it holds is taken up again if `resume`, and `plan` is that of the run before; else it
-    is removed.
+    Its contents are used again if `resume` is set and `plan` is the same as in the run before;
+    otherwise they are removed.
     """
 
     def __init__(self, folder: Path, plan: Mapping[str, Any], *, resume: bool = True) -> None:
@@ -110,7 +111,7 @@ class Workspace:
             write_whole(self._plan, text)
 
     def remove(self) -> None:
-        with suppress(OSError):  # first: without it, nobody takes what a kill leaves for all of it
+        with suppress(OSError):  # first: without a plan, no run resumes from a half-removed folder
             self._plan.unlink(missing_ok=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -118,7 +119,7 @@ class Workspace:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Parts that are whole are kept, unless the data themselves are wrong."""
+        """Keep finished parts after an error, unless the data themselves are wrong."""
         if kind is None or issubclass(kind, DataError):
             self.remove()
 
@@ -146,7 +147,7 @@ class Parts:
         self._done.mkdir(exist_ok=True)
 
     def write(self, part: FilePart) -> Checksum:
-        """Write a part, unless it is done; what comes back is the checksum of its rows."""
+        """Write a part, unless it is done already; returns the checksum of its rows."""
         done = self._done / f"{part.name}.parquet"
         if done.exists():
             return part.before or self._read_back(done)
@@ -176,13 +177,13 @@ class Parts:
         return after
 
     def publish(self) -> Table:
-        """All parts, as the table."""
+        """Publish all parts as the table."""
         shutil.rmtree(self._workspace.folder, ignore_errors=True)
         self._done.rename(self._workspace.folder)
         return Table.open(self._workspace.folder)
 
     def _seen(self, bucket: Bucket, part: FilePart, seen: list[Checksum]) -> Iterator[pa.Table]:
-        """The bucket's chunks; unless the part's checksum is known, they are added to `seen`."""
+        """The bucket's chunks; unless the part's checksum is known, adds theirs to `seen`."""
         for chunk in bucket:
             rows = checked_rows(chunk, self._schema, part.name)
             if part.before is None:

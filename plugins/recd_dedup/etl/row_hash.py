@@ -1,4 +1,4 @@
-"""The loops of a row's hash, compiled; see `checksum`."""
+"""The compiled loops that hash rows; see `checksum`."""
 
 from __future__ import annotations
 

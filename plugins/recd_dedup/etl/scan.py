@@ -1,4 +1,4 @@
-"""A table's rows in order, in chunks of bounded size, whatever the size of its stripes."""
+"""A table's rows in order, in chunks of limited size, whatever the size of its stripes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFFSET_BYTES = 4
 
 
 def require_sessions(schema: Schema, what: str, path: Location) -> str:
-    """The column of the session, or `DataError` for a table that has none."""
+    """The column of the session; raises `DataError` if the table has none."""
     if schema.session_id is None:
         raise DataError(
             f"{path}: its schema names no session_id, but {what} works by session. Name the "
@@ -29,7 +29,7 @@ def require_sessions(schema: Schema, what: str, path: Location) -> str:
 
 
 def decoded_bytes(table: Table) -> int:
-    """The memory that all rows take, from the footers alone."""
+    """The memory that all rows take, computed from only the footers."""
     columns = table.file_columns(table.schema.columns)
     groups: dict[Location, list[int]] = {}
     for stripe in table.stripes:
@@ -43,7 +43,7 @@ def decoded_bytes(table: Table) -> int:
 
 
 def scan(table: Table, chunk_bytes: int, skip: int = 0) -> Iterator[pa.Table]:
-    """The rows from the one numbered `skip` on, in chunks of about `chunk_bytes`."""
+    """The rows from row number `skip` on, in chunks of about `chunk_bytes`."""
     for stripe in table.stripes:
         if skip >= stripe.num_rows:
             skip -= stripe.num_rows
@@ -58,7 +58,7 @@ def scan(table: Table, chunk_bytes: int, skip: int = 0) -> Iterator[pa.Table]:
 
 
 def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
-    """The schema's columns, in its order and types; a null is an error."""
+    """The schema's columns, in its order and types; raises `DataError` for a null."""
     check_columns(chunk.schema, schema, where)
     arrow = schema.arrow()
     chunk = chunk.select(arrow.names)
@@ -79,7 +79,7 @@ def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
 
 def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table]:
     columns = table.file_columns(table.schema.columns)
-    # A buffer keeps a foreign file's huge column chunks from being read whole.
+    # With a buffer, the huge column chunks of a foreign file are not read whole.
     with table.opened(stripe.file, buffer_size=1 << 20) as file:
         per_row = _group_bytes(file.metadata, stripe.group, columns, file.longer) / (
             stripe.stored or stripe.num_rows
@@ -96,7 +96,7 @@ def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table
 def _group_bytes(
     footer: pq.FileMetaData, group: int, columns: Sequence[str], longer: Callable[[str], float]
 ) -> int:
-    """The memory of some columns; `longer` is that of `OpenedFile`."""
+    """The memory that some columns take; `longer` is `OpenedFile.longer`."""
     found = footer.row_group(group)
     total = 0
     for index in range(found.num_columns):

@@ -1,7 +1,7 @@
-"""Rows in the order of a clustered table: by session hash, then by timestamp, then as they came.
+"""Rows in the order of a clustered table: by session hash, then timestamp, then original order.
 
-Rows that fit in memory are sorted there. Those that do not (one session may be the whole table) are
-sorted in runs on disk, which are then merged.
+Rows that fit in memory are sorted there. If they do not fit (one session may be the whole table),
+they are sorted in runs on disk, which are then merged.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from recd_plugins.api.data import Schema
 __all__ = ["clustered"]
 
 PIECE_SHARE = 16
-"""Rows leave in pieces of a 16th of a run."""
+"""Rows are returned in pieces of a 16th of a run."""
 HEAD_SHARE = 128
-"""A 128th of each run on disk is held, so up to 128 runs take no more memory than one does."""
+"""A 128th of each run on disk is held in memory, so up to 128 runs take as much as one run does."""
 
 
 class Keys(NamedTuple):
-    """The keys that N rows are sorted by."""
+    """The keys by which N rows are sorted."""
 
     hashes: U64
-    """[N] of their sessions."""
+    """[N] of the rows' sessions."""
     times: I64
-    """[N], zeros where a table has no timestamp."""
+    """[N]; zeros if the table has no timestamp."""
 
     def order(self) -> I64:
-        """[N] the rows in order; equal keys stay as they came."""
+        """[N] the rows in order; rows with equal keys keep their order."""
         return np.lexsort((self.times, self.hashes))
 
     def before(self, hash_: int, time: int, *, or_at: bool) -> int:
-        """The number of these, sorted, that come before a key (or are equal to it)."""
+        """How many of these keys, which are sorted, come before a key (or equal it, if `or_at`)."""
         low = int(self.hashes.searchsorted(np.uint64(hash_), "left"))
         high = int(self.hashes.searchsorted(np.uint64(hash_), "right"))
         times = self.times[low:high]
@@ -49,9 +49,9 @@ class Keys(NamedTuple):
 def clustered(
     chunks: Iterable[pa.Table], schema: Schema, run_bytes: int, scratch: Path
 ) -> Iterator[pa.Table]:
-    """The rows of all chunks in order, in pieces; holds about twice `run_bytes`.
+    """The rows of all chunks in order, in pieces; takes about twice `run_bytes` of memory.
 
-    `scratch` is a folder for runs, made and emptied as needed.
+    `scratch` is a folder for runs; it is made and emptied as needed.
     """
     runs: list[Path] = []
     held: list[pa.Table] = []
@@ -86,7 +86,7 @@ def _keys(rows: pa.Table, schema: Schema) -> Keys:
 
 
 def _sorted(held: list[pa.Table], schema: Schema, piece_bytes: int) -> Iterator[pa.Table]:
-    """The rows of all chunks, which it takes out of `held`, in order and in pieces."""
+    """The rows of all chunks, in order and in pieces; the chunks are removed from `held`."""
     if not held:
         return
     rows = pa.concat_tables(held).combine_chunks()
@@ -110,7 +110,7 @@ def _write_run(rows: Iterator[pa.Table], schema: Schema, path: Path) -> None:
 
 @dataclass
 class _Run:
-    """A sorted run, of which the head is in memory."""
+    """A sorted run, whose head is in memory."""
 
     stream: pa.ipc.RecordBatchStreamReader
     schema: Schema
@@ -129,7 +129,7 @@ class _Run:
         return int(self.keys.hashes[-1]), int(self.keys.times[-1])
 
     def cut(self, rows: int) -> pa.Table:
-        """Take the head's first rows; a head that is then empty is read anew."""
+        """Take the first rows of the head; if it is then empty, read the next one."""
         piece, self.head = self.head.slice(0, rows), self.head.slice(rows)
         self.keys = Keys(self.keys.hashes[rows:], self.keys.times[rows:])
         while not self.head.num_rows:
@@ -146,12 +146,12 @@ _NO_KEYS = Keys(np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
 def _merge(paths: list[Path], schema: Schema, piece_bytes: int) -> Iterator[pa.Table]:
-    """The rows of all runs in order; of equal keys, an earlier run's come first."""
+    """The rows of all runs in order; for equal keys, the rows of an earlier run come first."""
     with ExitStack() as files:
         runs = [_Run.open(path, schema, files) for path in paths]
         while runs := [run for run in runs if run.head.num_rows]:
-            # Nothing that is still on disk comes before the least of the last keys. Where keys
-            # equal it, later runs must wait for the rest of the run that has it.
+            # Nothing that is still on disk comes before the least of the last keys. Rows of later
+            # runs with that key must wait for the rest of the run that has it.
             lasts = [run.last for run in runs]
             least = min(lasts)
             leader = lasts.index(least)

@@ -1,8 +1,8 @@
 """The PySpark engine of `cluster_by_session`: the same rows in the same order as pyarrow's.
 
-Spark hashes, shuffles by ranges of hashes and sorts; the files that it leaves are written
-again as a table of ours, under the same check. For tables that outgrow one machine: point
-`spark_master` at a cluster that sees the same folders.
+Spark hashes, shuffles by ranges of hashes and sorts. Its files are then rewritten as a table, with
+the same check. For a table that is too large for one machine, point `spark_master` at a cluster
+that sees the same folders.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = ["ClusterWithSpark", "check_that_files_are_rows", "check_that_it_liste
 
 STANDALONE = "spark://"
 LISTENS = 5.0
-"""Seconds in which a master takes a connection."""
+"""Seconds within which a master must accept a connection."""
 START, LOOK = 300.0, 0.5
-"""Seconds in which a worker of a cluster takes a job, and between two looks."""
+"""Seconds within which a worker of a cluster must take a job, and seconds between two looks."""
 GROUP = "recd cluster_by_session"
 MEND = (
     "Mend that: all of Spark's processes read and write there, on a cluster too. Or take engine: "
@@ -53,7 +53,7 @@ CURE = "Name a master that is there, as local[2] or spark://HOST:7077, or take e
 
 
 def _require_spark() -> None:
-    """`CapabilityError` unless the package and a Java are here."""
+    """Raise `CapabilityError` unless pyspark and Java are installed."""
     who = "etl: cluster_by_session with engine: spark needs"
     if importlib.util.find_spec("pyspark") is None:
         raise CapabilityError(
@@ -69,7 +69,7 @@ def _require_spark() -> None:
 
 
 class ClusterWithSpark:
-    """The Spark pass takes the place of the bucket pass; its files are the parts."""
+    """The Spark engine: a Spark pass replaces the bucket pass, and its files become the parts."""
 
     def __init__(self, config: ClusterConfig) -> None:
         _require_spark()
@@ -77,7 +77,7 @@ class ClusterWithSpark:
         self._budget = Budget.of(config.memory_gb)
 
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
-        """Cluster a table; a run that was killed goes on from what it had finished."""
+        """Cluster a table; if a run was killed, the next one goes on from what it had finished."""
         require_sessions(table.schema, "cluster_by_session", table.path)
         check_that_files_are_rows(table)
         stripe_rows = self._budget.stripe_rows(decoded_bytes(table) / max(1, table.num_rows))
@@ -105,7 +105,7 @@ class ClusterWithSpark:
             )
             after, what = Checksum(), f"writing {folder.name}"
             progress(what, 0, table.num_rows)
-            # Spark numbers its files by range of hashes; it leaves out those without rows.
+            # Spark numbers its files by range of hashes, and writes none for a range without rows.
             for index, file in enumerate(sorted(by_spark.glob("part-*.parquet"))):
                 rows = scan(Table.open(file, table.schema), self._budget.run // 4)
                 name = f"part-{index:05}"
@@ -134,8 +134,8 @@ class ClusterWithSpark:
 
 
 def check_that_files_are_rows(table: Table) -> None:
-    """`DataError` where the rows of a table are not those that lie in its files, which Spark
-    reads."""
+    """Raise `DataError` unless the rows of a table are exactly those in its files: Spark reads the
+    files."""
     stored = sum(table.opened(file).metadata.num_rows for file in table.files)
     beside = {
         "a part of their rows (where, sessions_share)": stored != table.num_rows,
@@ -160,7 +160,7 @@ def check_that_files_are_rows(table: Table) -> None:
 
 @contextmanager
 def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
-    """A session of its own, in the Spark that runs in this process or in one made for it."""
+    """A new session, in the Spark that runs in this process, or else in a new one."""
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -187,7 +187,7 @@ def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
 
 
 def check_that_it_listens(master: str) -> None:
-    """`DataError` where no master of a standalone cluster does: Spark itself would try on for a
+    """Raise `DataError` if no master of a standalone cluster listens: Spark itself would try for a
     minute, and then end the program."""
     if not master.startswith(STANDALONE):
         return
@@ -210,8 +210,8 @@ def check_that_it_listens(master: str) -> None:
 
 @contextmanager
 def _given_a_worker(session: SparkSession) -> Iterator[None]:
-    """Inside, a job ends in `DataError` where a cluster has no worker for it: Spark itself would
-    wait, and says so where nobody looks."""
+    """Within this context, a job ends with `DataError` if a cluster has no worker for it: Spark
+    itself would wait, and only say so in its log."""
     from py4j.protocol import Py4JError
 
     context = session.sparkContext
@@ -223,7 +223,7 @@ def _given_a_worker(session: SparkSession) -> Iterator[None]:
 
     def watch() -> None:
         tracker, left = context.statusTracker(), math.ceil(START / LOOK)
-        with suppress(Py4JError):  # Spark has ended, of which the job's own error tells
+        with suppress(Py4JError):  # Spark has ended, and the job's own error reports that
             while left:
                 if done.wait(LOOK):
                     return
@@ -231,7 +231,7 @@ def _given_a_worker(session: SparkSession) -> Iterator[None]:
                 begun = [one.numActiveTasks + one.numCompletedTasks for one in stages if one]
                 if any(begun):
                     return
-                left -= len(begun) > 0  # before there is a stage nobody waits for a worker
+                left -= len(begun) > 0  # no job waits for a worker before it has a stage
             given_up.set()
             context.cancelJobGroup(GROUP)
 
@@ -254,7 +254,8 @@ def _given_a_worker(session: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _named(what: str, cure: str) -> Iterator[None]:
-    """Inside, an error of Spark's becomes one that says what it means, with its cause in a line."""
+    """Within this context, an error of Spark becomes a `DataError` that gives its cause in one
+    line."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -265,14 +266,14 @@ def _named(what: str, cure: str) -> Iterator[None]:
 
 
 def _cause(error: Exception) -> str:
-    """The first cause that an error of Spark's names, in a line, without Java's stack."""
+    """The first cause in an error of Spark, in one line, without Java's stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return (causes or lines or [type(error).__name__])[0].rstrip(".")
 
 
 def _read(session: SparkSession, table: Table) -> DataFrame:
-    """The table's columns in our types, with what they are sorted by."""
+    """The table's columns in our types, with the columns by which rows are sorted."""
     from pyspark.sql import functions as spark
 
     schema = table.schema
@@ -300,7 +301,7 @@ def _types(schema: Schema) -> Iterator[tuple[str, str]]:
 
 
 def _hash(x: Column) -> Column:
-    """`mix`, in Spark's signed numbers of the same order: the top bit is flipped."""
+    """`mix` in Spark's signed numbers; the top bit is flipped, so that the order is the same."""
     from pyspark.sql import functions as spark
 
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):

@@ -1,7 +1,7 @@
 """RecD's characterization of a table (the paper's section 3), in memory of a chosen size.
 
-The table is read as it is stored, batch by batch; then, clustered by session on disk unless
-it is so already, session by session and batch by batch again.
+The table is first read batch by batch in its stored order. It is then clustered by session on disk,
+unless it already is, and read session by session and batch by batch again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["SessionCounts", "SessionStats", "SessionStatsConfig", "build_session_stats"]
 
 BLOCK_ROWS = 1 << 17
-"""Rows compared at a time, or fewer in little memory; a longer session is so in stretches."""
+"""How many rows are compared at a time, or fewer if memory is short; a longer session is compared
+in stretches."""
 BLOCK_SHARE = 8
-"""A block is held about three times, beside what Arrow keeps of memory that it once had."""
+"""The share of memory for a block is an 8th: a block is held about three times, and Arrow keeps
+memory that it once had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +54,21 @@ class SessionCounts:
     table: Table
     config: SessionStatsConfig
     clustered: bool
-    """Whether the table was so as it is stored."""
+    """Whether the stored table was already clustered by session."""
     rows: int
-    """The number of rows that were measured, of those that the table has."""
+    """How many of the table's rows were measured."""
     sessions: SessionRepeats
     stored: BatchRepeats
-    """Batches as the table has them."""
+    """Counts of batches in the table's stored order."""
     coalesced: BatchRepeats
-    """Batches of the table clustered by session."""
+    """Counts of batches of the table clustered by session."""
 
 
 class SessionStats:
     """Measures how much a table repeats itself."""
 
     def __init__(self, config: SessionStatsConfig, scratch: Path) -> None:
-        """A clustered copy, and a sample, lie under `scratch` while it measures."""
+        """`scratch` is a folder for a clustered copy and a sample during the measurement."""
         self._config = config
         self._scratch = scratch
 
@@ -76,7 +78,7 @@ class SessionStats:
         return report(self.count(table, progress))
 
     def count(self, table: Table, progress: Progress) -> SessionCounts:
-        """The counts that the report is made of."""
+        """The counts from which the report is made."""
         from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
         from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats
         from recd_dedup.stats.session_rows import batches, blocks, chunks, without_dense
@@ -112,7 +114,7 @@ class SessionStats:
         )
 
     def _batches(self, table: Table, progress: Progress) -> Iterator[SessionRows]:
-        """Batches as stored: all, or as many as `max_rows` holds, evenly spaced."""
+        """Batches in stored order: all, or as many as `max_rows` allows, evenly spaced."""
         from recd_dedup.stats.session_rows import batches, chunks
 
         limit, size = self._config.max_rows, self._config.batch_size
@@ -133,7 +135,7 @@ class SessionStats:
         return max(1, min(BLOCK_ROWS, int(self._config.memory_gb * 1e9 / BLOCK_SHARE / per_row)))
 
     def _sample(self, table: Table, folder: Path, progress: Progress) -> Table:
-        """The table; or, sampled, the rows of some sessions, each whole."""
+        """The table, or a sample of whole sessions if `max_rows` is smaller than the table."""
         from recd_dedup.hashing import mix, salt
         from recd_dedup.stats.session_rows import chunks
 
@@ -172,14 +174,14 @@ def _check(table: Table) -> None:
 
 
 def _is_clustered(table: Table) -> bool:
-    """Whether sessions come in the order of their ids, or in that of the `cluster_by_session`.
+    """Whether sessions are in the order of their ids, or in that of `cluster_by_session`.
 
-    A table clustered in another order is clustered again: slower, and no worse.
+    A table clustered in another order is clustered again, which is slower but does no harm.
     """
     from recd_dedup.hashing import mix
 
     session = table.schema.session_id
-    assert session is not None  # `_check` has seen one
+    assert session is not None  # `_check` made sure of it
     last: list[tuple[int, int]] = []
     by_id = by_hash = True
     for stripe in table.stripes:

@@ -1,4 +1,4 @@
-"""The repeats within a session and within a batch, and the features that change at once."""
+"""Repeats within a session and within a batch, and features that change together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ __all__ = [
 
 @dataclass
 class Histogram:
-    """Exact: memory grows with the different sizes, not with the sessions."""
+    """An exact histogram of session sizes; its memory grows with the number of different sizes, not
+    of sessions."""
 
     sessions: Counter[int] = field(default_factory=Counter)
-    """Samples of a session to how many sessions have as many."""
+    """How many sessions there are, by their number of samples."""
 
     def add(self, sizes: I64) -> None:
-        """[R] samples of each session."""
+        """Add sessions, whose numbers of samples are `sizes` [R]."""
         found, counts = np.unique(sizes, return_counts=True)
         self.sessions.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
@@ -46,7 +47,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """S: samples a session."""
+        """S: samples per session."""
         return self.num_samples / max(1, self.num_sessions)
 
     @property
@@ -68,15 +69,15 @@ class FeatureDedupe:
 
     ids: int = 0
     unique_ids: int = 0
-    """Ids of the lists that differ from all before them in their batch: what an IKJT keeps."""
+    """Ids of lists that differ from all earlier lists in their batch: these an IKJT keeps."""
     pairs: int = 0
-    """Samples that follow one of their session, in the order of the batch."""
+    """Samples that follow another sample of their session, in the order of the batch."""
     unchanged: int = 0
-    """Samples, of these pairs, whose list is that of the sample before."""
+    """Those of these samples whose list equals that of the sample before."""
 
 
 class BatchRepeats:
-    """Counts batches of a table, in any order of its rows."""
+    """Counts repeats in batches of a table, whose rows may be in any order."""
 
     def __init__(self, features: Sequence[str]) -> None:
         self.features = {name: FeatureDedupe() for name in features}
@@ -101,7 +102,7 @@ class BatchRepeats:
             counts.unchanged += int((follows & (codes[1:] == codes[:-1])).sum())
 
     def dedupe(self, name: str) -> dict[str, Any]:
-        """DedupeLen and DedupeFactor of a mean batch, by the formula and measured."""
+        """DedupeLen and DedupeFactor of the mean batch, by the formula and as measured."""
         counts = self.features[name]
         size = self.sizes.mean
         stay = counts.unchanged / max(1, counts.pairs)
@@ -130,24 +131,24 @@ class FeatureRepeats:
     rows: int = 0
     ids: int = 0
     exact_rows: int = 0
-    """Samples whose list an earlier sample of the session has too; an empty list is a list."""
+    """Samples whose list an earlier sample of the session also has; an empty list counts."""
     exact_ids: int = 0
     """The ids of these samples."""
     partial_ids: int = 0
-    """Ids that an earlier sample of the session has too, in any place."""
+    """Ids that an earlier sample of the session also has, in any place."""
     pairs: int = 0
-    """Samples that follow one of their session."""
+    """Samples that follow another sample of their session."""
     unchanged: int = 0
-    """Samples, of these pairs, whose list is that of the sample before."""
+    """Those of these samples whose list equals that of the sample before."""
 
     @property
     def length(self) -> float:
-        """l(f): the mean list's ids."""
+        """l(f): the mean number of ids in a list."""
         return self.ids / max(1, self.rows)
 
     @property
     def stay(self) -> float:
-        """d(f): the share of unchanged lists from sample to next sample of a session."""
+        """d(f): the share of lists that are unchanged from one sample of a session to the next."""
         return self.unchanged / max(1, self.pairs)
 
     @property
@@ -157,12 +158,12 @@ class FeatureRepeats:
 
     @property
     def partial(self) -> float:
-        """The share of ids that are duplicates, those of exact ones included."""
+        """The share of ids that are duplicates, including those of exact duplicates."""
         return self.partial_ids / max(1, self.ids)
 
 
 class SessionRepeats:
-    """Counts a clustered table's blocks, in order."""
+    """Counts repeats in the blocks of a clustered table, which must come in order."""
 
     def __init__(self, features: Sequence[str]) -> None:
         self.features = {name: FeatureRepeats() for name in features}
@@ -172,7 +173,7 @@ class SessionRepeats:
         self._open: tuple[int, int] | None = None
 
     def add(self, block: SessionRows) -> None:
-        """Count a block; the last session stays open until `close`, for it may go on."""
+        """Count a block; the last session stays open until `close`, because it may go on."""
         starts = block.starts
         sizes = np.diff(starts, append=len(block))
         self._count(block.sessions[starts], sizes)
@@ -203,7 +204,7 @@ class SessionRepeats:
     def _repeats(
         self, counts: FeatureRepeats, lists: Lists, sessions: I64, follows: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Add a block's counts; what comes back is which of the rows that follow changed."""
+        """Add a block's counts; returns which lists changed, for rows that follow in a session."""
         fresh = _first_seen(sessions, lists.codes)
         changed: NDArray[np.bool_] = (np.diff(lists.codes, prepend=-1) != 0)[follows]
         counts.rows += len(sessions)
@@ -261,9 +262,9 @@ def _new_ids(sessions: I64, values: I64, offsets: I64, fresh: NDArray[np.bool_])
 
 
 def agreement(changes: I64) -> NDArray[np.float64]:
-    """[F, F] of the samples in which either feature changes, the share in which both do.
+    """[F, F] the share of samples in which both features change, among those in which either does.
 
-    `changes` [F, F] counts those in which both do. Features that never change agree.
+    `changes` [F, F] counts the samples in which both change. Features that never change agree.
     """
     alone = np.diag(changes)
     either = alone[:, None] + alone[None, :] - changes
@@ -274,7 +275,8 @@ def agreement(changes: I64) -> NDArray[np.float64]:
 def groups(
     features: Sequence[str], shares: NDArray[np.float64], least: float
 ) -> list[tuple[str, ...]]:
-    """Features in groups of which every two agree by `least`: each joins the first that it can."""
+    """Groups of features in which every two agree by at least `least`; each feature joins the first
+    group that it can."""
     found: list[list[int]] = []
     for index in range(len(features)):
         for group in found:

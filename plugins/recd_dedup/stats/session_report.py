@@ -1,4 +1,4 @@
-"""Counts as they are shown: values for machines, tables for the console, the paper's figures."""
+"""The report of counts: values for programs, tables for the console, and the paper's figures."""
 
 from __future__ import annotations
 
@@ -187,11 +187,11 @@ INK, FAINT = "#2b2b2b", "#d9d9d9"
 DASHED = (0, (4, 3))
 KINDS = {"user": "#3b6ea5", "item": "#d08a3c"}
 NAMED = 3.0
-"""A bar is named from this width on, in % of all."""
+"""The least width at which a bar has its name, in % of all."""
 
 
 def _draw_samples_per_session(values: Mapping[str, Any], figure: Figure) -> None:
-    """Figure 3: sessions by their samples, in the table and in a batch."""
+    """Figure 3: sessions by their number of samples, in the table and in a batch."""
     sizes, batch = values["samples_per_session"], values["batch_size"]
     figure.set_size_inches(9, 3.6)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -199,7 +199,7 @@ def _draw_samples_per_session(values: Mapping[str, Any], figure: Figure) -> None
         (left, sizes["table"], "in the table"),
         (right, sizes["batch_stored"], f"in a batch of {batch:,}, as stored"),
     )
-    # The same bins on both sides, so that they compare.
+    # Both sides have the same bins, so that they can be compared.
     edges = _edges(max(found["max"] for _, found, _ in shown))
     for axes, found, where in shown:
         counts, weights = np.array(found["histogram"], np.float64).T
@@ -280,7 +280,7 @@ def _draw_shares(axes: Axes, features: Sequence[Mapping[str, Any]], share: str) 
 
 
 def _edges(largest: int) -> NDArray[np.float64]:
-    """Bins of whole numbers, two to each doubling."""
+    """The edges of bins of whole numbers, two bins per doubling."""
     steps = np.arange(2 * np.ceil(np.log2(largest + 1)) + 1)
     edges: NDArray[np.float64] = np.unique(np.rint(2 ** (steps / 2))) - 0.5
     return edges

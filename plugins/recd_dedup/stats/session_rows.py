@@ -1,4 +1,4 @@
-"""A table's sessions and ids, streamed in the pieces that are counted at a time.
+"""A table's sessions and ids, streamed in pieces, which are counted one at a time.
 
 A piece is a batch of exactly B rows, or a block of whole sessions of a clustered table.
 """
@@ -35,9 +35,9 @@ class Lists(NamedTuple):
     offsets: I64
     """[N + 1], from 0."""
     codes: I64
-    """[N] equal where lists are, with the weights of their ids."""
+    """[N] equal if lists are equal, including the weights of their ids."""
     firsts: I64
-    """[U] the rows in which each different list comes first."""
+    """[U] the row in which each different list appears first."""
 
     @property
     def lengths(self) -> I64:
@@ -52,7 +52,7 @@ class SessionRows:
     """[N] session ids."""
     columns: Mapping[str, pa.ListArray | pa.LargeListArray]
     paired: Collection[str]
-    """The columns whose lists have the bits of a weight behind each id."""
+    """The columns in whose lists the bits of its weight follow each id."""
 
     @classmethod
     def of(cls, rows: pa.Table, schema: Schema) -> SessionRows:
@@ -75,7 +75,7 @@ class SessionRows:
         return np.concatenate([[0], 1 + np.flatnonzero(changes)])
 
     def features(self) -> Iterator[tuple[str, Lists]]:
-        """One feature after the other, since each takes memory of its own."""
+        """The lists of each feature, one after another, since each takes its own memory."""
         for name, column in self.columns.items():
             values = torch.from_dlpack(column.flatten())
             offsets = column.offsets.to_numpy().astype(np.int64)
@@ -99,7 +99,7 @@ class SessionRows:
 
 
 def _with_weights(rows: pa.Table, feature: SparseFeature) -> pa.LargeListArray:
-    """Lists of ids with the bits of their weights: two are one where both are equal."""
+    """Lists of ids and the bits of their weights: lists are equal if both are."""
     ids, weights = _one(rows[feature.name]), _one(rows[feature.weights_name])
     bits = weights.flatten().to_numpy().view(np.int32)
     pairs = np.stack([ids.flatten().to_numpy(), bits], axis=1).reshape(-1)
@@ -108,18 +108,19 @@ def _with_weights(rows: pa.Table, feature: SparseFeature) -> pa.LargeListArray:
 
 
 def without_dense(table: Table) -> Table:
-    """The same table of which no dense column is read."""
+    """The same table without its dense columns."""
     schema = dataclasses.replace(table.schema, dense=(), vectors=())
     return dataclasses.replace(table, schema=schema)
 
 
 def chunks(table: Table, skip: int = 0) -> Iterator[pa.Table]:
-    """The rows from the one numbered `skip` on, in order, some megabytes at a time."""
+    """The rows from row number `skip` on, in order, some megabytes at a time."""
     yield from scan(table, CHUNK_BYTES, skip)
 
 
 def batches(parts: Iterable[pa.Table], schema: Schema, batch_size: int) -> Iterator[SessionRows]:
-    """Consecutive `batch_size` rows; fewer at the end are left out, unless there are no more."""
+    """Batches of `batch_size` consecutive rows; a smaller rest at the end is left out, unless it is
+    all there is."""
     held, count, begun = _Held(), 0, False
     for part in parts:
         held.add(part)
@@ -132,7 +133,7 @@ def batches(parts: Iterable[pa.Table], schema: Schema, batch_size: int) -> Itera
 
 
 def blocks(parts: Iterable[pa.Table], schema: Schema, rows: int) -> Iterator[SessionRows]:
-    """About `rows` rows, cut between sessions; a session above that is cut too."""
+    """Blocks of at most `rows` rows, cut between sessions; a larger session is cut, too."""
     held = _Held()
     for part in parts:
         held.add(part)
@@ -145,7 +146,7 @@ def blocks(parts: Iterable[pa.Table], schema: Schema, rows: int) -> Iterator[Ses
 
 
 class _Held:
-    """Rows that wait for others."""
+    """Rows that wait until there are enough of them."""
 
     def __init__(self) -> None:
         self._parts: list[pa.Table] = []
