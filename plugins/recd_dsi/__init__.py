@@ -1,7 +1,7 @@
-"""DSI: what Meta's storage and ingestion do to features before they are trained.
+"""DSI: what Meta's storage and ingestion do to features before training.
 
 `transforms/` holds the transforms of features and of dense columns, each with its formula;
-`service/` the processes that read for trainers (DPP).
+`service/` holds the processes that read for trainers (DPP).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recd_plugins.api import PreprocessRecord, ReaderRecord, hookimpl
 
 @hookimpl
 def recd_preprocess() -> list[PreprocessRecord[Any]]:
-    # These import torch, whose seconds and memory a coordinator of the service can do without.
+    # These import torch, which takes seconds and memory that a coordinator should not spend.
     from recd_dsi.transforms.records import RECORDS
 
     return [*RECORDS]

@@ -1,7 +1,7 @@
-"""What is asked of a worker: a job, which names batches by digests, and a place in it.
+"""What a worker is asked for: a job, which names batches by digests, and a position in it.
 
-All of it is small JSON, checked by who is asked: `Request.from_bytes` refuses what is no such text,
-too long, or out of range.
+All of it is small JSON, which the worker checks: `Request.from_bytes` refuses anything that is not
+such JSON, too long, or out of range.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from recd_plugins.api.reading import Order, SessionOrder, Tail, parse
 __all__ = ["MOST_BATCHES", "MOST_RANGES", "BatchJob", "Request", "Turns", "read_json"]
 
 MOST_BYTES = 1 << 16
-"""The longest request."""
+"""The largest size of a request."""
 MOST = 1 << 40
-"""The largest number in one."""
+"""The largest number in a request."""
 LEAST_NUMBER, MOST_NUMBER = -(1 << 63), (1 << 64) - 1
-"""The integers of a message, among which are seeds."""
+"""The range of integers in a message; seeds are among them."""
 DIGITS = 20
-"""Characters of an integer of 64 bits."""
+"""The most characters of a 64-bit integer."""
 MOST_DIGEST = 64
-"""Characters of a digest."""
+"""The most characters of a digest."""
 MOST_STREAMS = 1 << 16
-"""The most streams of one consumer: each has a window of its own in a worker's memory."""
+"""The most streams of one consumer: each has its own window in a worker's memory."""
 MOST_LEFT_OUT = 4096
 """How many stripes a job may leave out."""
 MOST_BATCHES = 64
@@ -41,11 +41,11 @@ MOST_BATCHES = 64
 MOST_RANGES = 64
 """How many ranges of positions a request may announce."""
 FEWEST_BATCHES = 4
-"""Batches of a turn at least: each turn ends in a batch for which the next window is read too."""
+"""The least number of batches of a turn: for the last one, the next window is read, too."""
 MOST_WINDOWS = 4
-"""Windows of a turn at most."""
+"""The most windows of a turn."""
 ORDERED = [one.name for one in dataclasses.fields(Order) if one.name != "stripe_rows"]
-"""What a job has of an order: all but the table's own part."""
+"""The fields of an order that a job has: all except the table's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,12 @@ class BatchJob(Config):
     """The batches of all consumers of a table, by epoch and position."""
 
     delivery: str
-    """The digest of what a row becomes (`Delivery`)."""
+    """The digest of how rows become batches (`Delivery`)."""
     table: str
     """The digest of the table."""
     split: Split
     consumers: int
-    """Ranks, each of which has its own streams."""
+    """The number of ranks; each has its own streams."""
     streams: int
     rows_per_batch: int
     shuffle: bool
@@ -67,7 +67,7 @@ class BatchJob(Config):
     seed: int
     sessions: SessionOrder
     left_out: tuple[int, ...] = ()
-    """Stripes that could not be read: their rows are empty, and weigh 0."""
+    """Stripes that could not be read; their rows are empty and weigh 0."""
 
     def __post_init__(self) -> None:
         if len(self.left_out) > MOST_LEFT_OUT or any(not 0 <= n <= MOST for n in self.left_out):
@@ -89,7 +89,7 @@ class BatchJob(Config):
     def of(
         cls, order: Order, *, delivery: str, table: str, split: Split, consumers: int
     ) -> BatchJob:
-        """The job that reads in this order."""
+        """A job that reads in this order."""
         ordered = {name: getattr(order, name) for name in ORDERED}
         return cls(delivery=delivery, table=table, split=split, consumers=consumers, **ordered)
 
@@ -99,27 +99,27 @@ class BatchJob(Config):
 
     @cached_property
     def digest(self) -> str:
-        """Names the job's batches, wherever they are made."""
+        """Identifies the job's batches, wherever they are made."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Config):
-    """Batches of one consumer, and which ones it will ask of the same worker next."""
+    """Asks for batches of one consumer, and announces which it will ask the worker for next."""
 
     job: BatchJob
     consumer: int
     epoch: int
     batch: int
-    """The first that is asked for."""
+    """The first batch that is asked for."""
     stop: int
-    """Behind the last."""
+    """The position after the last batch."""
     client: str
     awaited: bool = True
-    """Whether the trainer waits for the first: then that leaves as soon as it is made."""
+    """Whether the trainer waits for the first batch; then it is sent as soon as it is made."""
     shared: bool = False
-    """Whether bodies may come by shared memory (`SharedRing`)."""
+    """Whether bodies may come through shared memory (`SharedRing`)."""
     ahead: tuple[tuple[int, ...], ...] = ()
     """Ranges [first, stop) of positions, in the order in which they will be asked for."""
 
@@ -139,16 +139,16 @@ class Request(Config):
 
     @property
     def stream(self) -> tuple[str, int, int]:
-        """BatchJob, consumer and epoch: positions in it differ by the batch alone."""
+        """Job, consumer and epoch; positions within a stream differ only in the batch."""
         return self.job.digest, self.consumer, self.epoch
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """The request as JSON."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Request:
-        """The request that `to_bytes` made; `DataError` for anything else."""
+        """The request that `to_bytes` made; raises `DataError` for anything else."""
         found = read_json(data)
         try:
             return parse(cls, found, "request")
@@ -157,14 +157,14 @@ class Request(Config):
 
 
 def read_json(data: bytes, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """A mapping from a message, whose numbers are finite, whose integers have 64 bits and whose
-    texts are Unicode; `DataError` for anything else."""
+    """The mapping in a message, whose numbers are finite, whose integers have 64 bits and whose
+    texts are Unicode; raises `DataError` for anything else."""
     if len(data) > most_bytes:
         raise DataError(f"a message has {len(data)} bytes, but at most {most_bytes} are read.")
     try:
         text = data.decode()
         found = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-        if "\\u" in text:  # half of a pair of characters, which no text can be written with
+        if "\\u" in text:  # may be half of a surrogate pair, which cannot be encoded
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise DataError(f"a message is no JSON ({error}).") from None
@@ -188,16 +188,16 @@ def _finite(text: str) -> float:
 
 
 class Turns:
-    """An epoch's positions, cut where windows begin; turn t is of worker t modulo their number.
+    """An epoch's positions, cut where windows begin; turn t belongs to worker t mod their number.
 
-    So the batches of a window are made where it was read, and each worker reads its own windows
-    while others read theirs.
+    So the batches of a window are made by the worker that reads it, and workers read their windows
+    at the same time.
     """
 
     def __init__(self, order: Order, epoch: int, stream: int, workers: int) -> None:
         size, length = order.rows_per_batch, order.num_batches
         self._borders = [0]
-        if workers == 1:  # nobody else's windows lie between its own
+        if workers == 1:  # it has all windows
             self._borders.append(length)
             return
         begins = [-(-window.position // size) for window in order.windows(epoch, stream)]
@@ -211,7 +211,7 @@ class Turns:
         return len(self._borders) - 1
 
     def turn(self, batch: int) -> int:
-        """The turn that a position is in."""
+        """The turn of a position."""
         return min(bisect_right(self._borders, batch) - 1, len(self) - 1)
 
     def ranges(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A rank's loader: the local reader's batches, made by workers."""
+"""A rank's loader: the batches of the local reader, made by workers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from recd_plugins.api.reading import DamagedStripe
 __all__ = ["ServiceLoader"]
 
 MOST_LEFT_OUT = 0.05
-"""The share of stripes, but at least one, without which training goes on."""
+"""The share of stripes that may be left out (at least one may) while training goes on."""
 
 
 class ServiceLoader:
-    """The batches of one rank; its state is that of the local reader without workers."""
+    """The batches of one rank; its state is the same as that of a local reader without workers."""
 
     checks_ids = True
-    """Workers hold them to the schema, as the local reader does."""
+    """Workers check ids against the schema, as the local reader does."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class ServiceLoader:
         workers: int,
         leave_out: bool,
     ) -> None:
-        """`fleet` starts or finds the workers; it is asked when the first batch is."""
+        """`fleet` starts or finds the workers; it is called when the first batch is requested."""
         self.job, self.fleet = job, fleet
         self.fetching: Fetching | None = None
-        """The `Fetching` that asks for the epoch under way."""
+        """The `Fetching` of the current epoch; None before the first."""
         self._local, self._rank = local, rank
         self._stream, self._options = first_stream, options
         self._fall_back, self._workers, self._leave_out = fall_back, workers, leave_out
@@ -52,9 +52,9 @@ class ServiceLoader:
         self._epoch = self._batch = 0
         self._reading: weakref.ref[Generator[Batch, None, None]] | None = None
         self.read_here = 0
-        """Batches that this process read itself, as no worker answered."""
+        """How many batches this process read itself because no worker answered."""
         self.taken = 0
-        """Batches that workers made."""
+        """How many batches workers made."""
         self.stalled = 0.0
         """Seconds in which the trainer waited for workers."""
 
@@ -70,24 +70,24 @@ class ServiceLoader:
     def spread(
         self, blocks: range, size: int, first: int | None = None
     ) -> Iterator[tuple[int, Batch]]:
-        """As the local reader's: read in this process, while the position stays."""
+        """Like the local reader's `spread`: reads in this process; the position does not change."""
         self._local.load_state_dict(self.state_dict())
         yield from self._local.spread(blocks, size, first)
 
     @property
     def places(self) -> int:
-        """As the local reader's."""
+        """The same as the local reader's."""
         self._local.load_state_dict(self.state_dict())
         return self._local.places
 
     def close(self) -> None:
-        """Ask for nothing any more; workers live on for other loaders of this process."""
+        """Request nothing more; workers stay for other loaders of this process."""
         reading = None if self._reading is None else self._reading()
         if reading is not None:
             reading.close()
 
     def about(self) -> dict[str, float]:
-        """The work that it has done, for the coordinator's page."""
+        """The work that this loader has done, for the coordinator's page."""
         return {
             "taken": self.taken,
             "stalled": round(self.stalled, 3),
@@ -97,7 +97,7 @@ class ServiceLoader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as the local reader has it."""
+        """The position, in the form of the local reader's state."""
         made_for: Mapping[str, Any] = self._local.made_for
         left_out = self.job.left_out
         return {
@@ -109,8 +109,8 @@ class ServiceLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position of this reader, or of the local one with as many streams."""
-        self._local.load_state_dict(state)  # it refuses what was made for something else
+        """Go on from a position of this reader, or of a local one with as many streams."""
+        self._local.load_state_dict(state)  # it refuses a state that was made for something else
         self._epoch, self._batch = state["epoch"], state["batches"]
         self.job = replace(self.job, left_out=self._local.source.left_out)
 
@@ -132,7 +132,7 @@ class ServiceLoader:
                 continue
             finally:
                 source.close()
-            assert self.fetching is not None  # which nobody answered
+            assert self.fetching is not None  # no worker answered it
             try:
                 with self.fetching.asking() as heard:
                     for batch in self._from_here(epoch, self._batch):
@@ -147,7 +147,7 @@ class ServiceLoader:
                 self._without(error)
 
     def _go_on(self) -> None:
-        """To the next batch; behind an epoch's last one is the next epoch's start."""
+        """Move to the next batch; after an epoch's last batch comes the start of the next epoch."""
         self._batch += 1
         if self._batch == len(self):
             self._epoch, self._batch = self._epoch + 1, 0
@@ -184,7 +184,7 @@ class ServiceLoader:
             yield batch.pin_memory() if self._options.pin_memory else batch
 
     def _without(self, error: DamagedStripe) -> None:
-        """Leave a stripe out from here on, or end the epoch."""
+        """Leave a stripe out from now on, or end the epoch with an error."""
         if not self._leave_out:
             raise error
         left_out = tuple(sorted({*self.job.left_out, error.stripe}))

@@ -1,7 +1,7 @@
-"""`backend: local`: workers as processes of this machine, started again when they end.
+"""`backend: local`: workers as processes of this machine, which are restarted if they end.
 
-They are forked from a server that has imported TorchRec, so one is back within a second, and they
-end with the process that started them, however that ends.
+They are forked from a server that has imported TorchRec, so a worker is back within a second. They
+end together with the process that started them, however it ends.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from recd_plugins.api.reading import Delivery, die_with_parent, fork_server, not
 __all__ = ["LocalBackend"]
 
 LOOK = 0.1
-"""Seconds between two looks at whether all are there."""
+"""Seconds between two checks that all workers are there."""
 PAUSE = 2.0
-"""Seconds until a process that ended before it served is started again."""
+"""Seconds until a process that ended before it served is restarted."""
 START = 300.0
-"""Seconds in which the first worker must serve."""
+"""Seconds within which the first worker must serve."""
 ENDED = 3
-"""Processes that may end before the first worker serves, until it is taken that none will."""
+"""If this many processes end before they serve, it is assumed that none will serve."""
 UNGUARDED = (
     "Where a trainer's file runs as it is imported, each worker would run it anew: begin it with "
     '`if __name__ == "__main__":`.'
@@ -35,7 +35,7 @@ UNGUARDED = (
 
 
 class LocalBackend:
-    """N workers of one registry; `changed` hears who is there, by seat."""
+    """N workers of one registry; `changed` is called with those that are there, by seat."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LocalBackend:
         threading.Thread(target=self._keep, daemon=True, name="recd-backend").start()
 
     def wait(self) -> None:
-        """Return once a worker serves; an error if none can, and then none is started any more."""
+        """Return once a worker serves; raises an error if none can, and then starts no more."""
         if not self._first.wait(START):
             self.close()
             raise CapabilityError(
@@ -69,11 +69,11 @@ class LocalBackend:
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes, by seat."""
+        """The workers' processes, by seat; None for a seat without one."""
         return [None if one is None else one.process.pid for one in self._processes]
 
     def resize(self, workers: int) -> None:
-        """Have so many from now on; of the last seats those end that are too many."""
+        """Run this many workers from now on; surplus workers in the last seats are ended."""
         with self._lock:
             more = workers - len(self._processes)
             gone = self._processes[workers:]
@@ -85,7 +85,7 @@ class LocalBackend:
                 one.end()
 
     def close(self) -> None:
-        """End them all."""
+        """End all workers."""
         with self._lock:
             self._closed = True
             for one in self._processes:
@@ -113,7 +113,7 @@ class LocalBackend:
             time.sleep(LOOK)
 
     def _look(self, seat: int) -> None:
-        """Start what is not there."""
+        """Start the worker of a seat if it is not there."""
         one = self._processes[seat]
         if one is None:
             if time.monotonic() >= self._again[seat]:
@@ -148,13 +148,13 @@ class LocalBackend:
             )
 
     def _fail(self, error: RecdError) -> None:
-        """Whoever waits for the first worker hears of it."""
+        """Report an error to whoever waits for the first worker."""
         self._error = error
         self._first.set()
 
 
 class _WorkerProcess:
-    """A worker's process and the pipe through which it says where it serves."""
+    """A worker's process, and the pipe through which it reports its address."""
 
     def __init__(self, context: Any, text: str, options: WorkerOptions) -> None:
         self.address = ""
@@ -166,7 +166,8 @@ class _WorkerProcess:
         pipe.close()
 
     def look(self) -> RecdError | None:
-        """The message that it has sent by now: its address, or why it cannot serve."""
+        """Note the address that the process has sent; returns an error if it cannot serve, else
+        None."""
         with contextlib.suppress(EOFError, OSError):
             while self._pipe.poll():
                 kind, text = self._pipe.recv_bytes().decode().split(" ", 1)
@@ -176,7 +177,7 @@ class _WorkerProcess:
         return None
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
         self._pipe.close()
@@ -189,7 +190,7 @@ def _serve(text: str, options: WorkerOptions, pipe: Connection) -> None:
     die_with_parent(only=True)
     settle()
     notices_as_lines(on_errors=True)
-    sys.stdout = sys.stderr  # what plugins print is no part of what the command says
+    sys.stdout = sys.stderr  # what plugins print is not part of the command's output
     try:
         worker = Worker(Delivery.from_text(text), options)
     except RecdError as error:

@@ -1,4 +1,4 @@
-"""The thread of a worker that makes batches: those that somebody waits for first, then those that
+"""The thread of a worker that makes batches: first those that somebody waits for, then those that
 clients announced, until the buffer is full."""
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from recd_plugins.api.reading import Shares
 __all__ = ["STREAMS", "TOGETHER", "TRIES", "Maker", "OpenJob"]
 
 WAIT = 600.0
-"""Seconds that a call waits for its batch at most; callers have deadlines of their own."""
+"""The most seconds that a call waits for its batch; callers have their own deadlines."""
 CURSORS = 3
-"""Places at which a worker reads at once: each has up to three windows in memory, and a fourth
-while one is gathered."""
+"""At how many places a worker reads at once: each place has up to three windows in memory, and a
+fourth while one is gathered."""
 STREAMS = 1024
-"""Clients whose announcements are remembered."""
+"""The most clients whose announcements are remembered."""
 STALE = 60.0
-"""Seconds without a request after which a client may be gone: what was made ahead for it makes room
-first, and no more is, until it asks again."""
+"""Seconds without a request after which a client may be gone: batches that were made ahead for it
+make room first, and no more are made until it asks again."""
 LOADING = 2
-"""Threads that load windows: one gathers a window while another decodes the next."""
+"""The number of threads that load windows: one gathers a window while another decodes the next."""
 TRIES = 3
-"""How often a stripe is read until it counts as damaged."""
+"""How often a stripe is read before it counts as damaged."""
 TOGETHER, TOGETHER_BYTES = 16, 4 << 20
-"""Batches that go in one message at most, and how large they may be together, if they are more than
-one."""
+"""The most batches in one message, and their largest total size if there is more than one."""
 LINGER = 0.02
-"""Seconds that batches wait for those behind them, as each message costs both sides. Of a request
-that a trainer waits for they wait for as many as the trainer has had of it, the first for none."""
+"""Seconds that batches wait for later ones, because each message costs both sides. If a trainer
+waits for the request, its first batch waits for none, and later batches wait for as many as the
+trainer already has of the request."""
 AHEAD = 256
-"""Batches one after another that are there ahead of a request, until a worker looks no further:
-else it would look through an epoch that is there for each request."""
+"""After this many batches in a row that are already there, a worker looks no further ahead;
+otherwise, each request would make it look through a whole epoch."""
 ENDS = "the worker ends: ask another one."
 PASSED = MOST_BATCHES
-"""Batches that are made in passing, rather than a window read anew for one behind them: a client
-asks for several runs of them at a time, and the first is not the first to arrive."""
+"""How many earlier batches are made before a window is rather read anew: a client asks for several
+runs at a time, and the first run may not be the first to arrive."""
 
 
 class OpenJob:
-    """A job over an open table."""
+    """A job on an open table."""
 
     def __init__(
         self, job: BatchJob, table: Any, transform: Callable[[Batch], Batch] | None
@@ -66,7 +66,7 @@ class OpenJob:
         self.length = self._order.num_batches
 
     def batches(self, consumer: int, epoch: int, ranges: Sequence[range]) -> Iterator[Any]:
-        """The consumer's batches of these ranges, or an error in the place of one."""
+        """The consumer's batches in these ranges, or an error in place of one."""
         shares = Shares(world_size=self._job.consumers, streams=self._job.streams)
         rank = RankBatches(
             self._table,
@@ -83,14 +83,14 @@ class OpenJob:
 
 
 class _Cursor:
-    """The place where an epoch of a consumer is read, and the batches that come next there."""
+    """A place at which a consumer's epoch is read, and the batches that come next there."""
 
     def __init__(self, batches: Iterator[Any], ranges: Iterable[range]) -> None:
         self.batches = batches
         self._left = deque(ranges)
 
     def comes_to(self, batch: int) -> bool:
-        """Whether it is one of the next, before which few are made in passing."""
+        """Whether a batch comes next here, with few others to be made before it."""
         passed = 0
         for one in self._left:
             if batch in one:
@@ -99,7 +99,7 @@ class _Cursor:
         return False
 
     def advance(self) -> int:
-        """Go by a batch: which one that is."""
+        """Move on by one batch; returns its position."""
         first = self._left.popleft()
         if len(first) > 1:
             self._left.appendleft(first[1:])
@@ -107,7 +107,7 @@ class _Cursor:
 
     @property
     def ended(self) -> bool:
-        """Whether none is left."""
+        """Whether no batch is left."""
         return not self._left
 
 
@@ -116,7 +116,7 @@ Stream = tuple[str, int, int]
 
 @dataclass
 class _Demand:
-    """A batch that calls wait for, so many of them."""
+    """A batch for which calls wait, and how many."""
 
     job: OpenJob
     request: Request
@@ -125,7 +125,7 @@ class _Demand:
 
 
 class _Announced:
-    """The batches that a client will ask for, from the first on that is not yet made."""
+    """The batches that a client will ask for, from the first that is not made yet."""
 
     def __init__(self, job: OpenJob, request: Request) -> None:
         self.job, self.request, self.at = job, request, time.monotonic()
@@ -133,12 +133,14 @@ class _Announced:
         self._positions = chain.from_iterable(ranges)
         self._next = next(self._positions, None)
         self._there = 0
-        """Batches one after another, up to that one, that are there already."""
+        """How many batches in a row, up to that one, are already there."""
         self.handed: set[int] = set()
-        """Batches that the client has had since: they are not made again once they make room."""
+        """Batches that the client has received since: they are not made again after they made
+        room."""
 
     def key(self, buffer: Buffer) -> Key | None:
-        """The key of that batch; one that was made once is not looked for again."""
+        """The key of the first batch that is not made yet, or None; a batch that was once found is
+        not looked for again."""
         while self._next is not None and self._there < AHEAD:
             key = Key(*self.request.stream, self._next)
             if self._next not in self.handed and key not in buffer:
@@ -150,14 +152,14 @@ class _Announced:
 
 
 class Maker:
-    """Makes batches in a thread of its own, in the order in which they are needed."""
+    """Makes batches in its own thread, in the order in which they are needed."""
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
         self._change = threading.Condition()
         self._demands: OrderedDict[Key, _Demand] = OrderedDict()
         self._announced: OrderedDict[tuple[str, Stream], _Announced] = OrderedDict()
-        """By client and stream, of its latest request."""
+        """By client and stream, what the latest request announced."""
         self._cursors: OrderedDict[tuple[Stream, int], _Cursor] = OrderedDict()
         self._closed = False
         self.made = self.rows = self.served = self.openings = 0
@@ -165,11 +167,11 @@ class Maker:
         threading.Thread(target=self._run, daemon=True, name="recd-maker").start()
 
     def announce(self, job: OpenJob, request: Request) -> None:
-        """Take note of the batches that a client asks for, and of those that it will ask for."""
+        """Note the batches that a client asks for, and those that it will ask for."""
         with self._change:
             self._announced.pop((request.client, request.stream), None)
             latest = self._announced[request.client, request.stream] = _Announced(job, request)
-            latest.key(self._buffer)  # what is there now was made once, even if it goes soon
+            latest.key(self._buffer)  # what is there now counts as made, even if it goes soon
             for one in [*self._announced.values()]:
                 if one.at >= latest.at - STALE and len(self._announced) <= STREAMS:
                     break
@@ -177,22 +179,22 @@ class Maker:
             self._change.notify_all()
 
     def _forget(self, request: Request) -> None:
-        """Make nothing ahead for a client any more."""
+        """Make nothing more ahead for a client."""
         del self._announced[request.client, request.stream]
         if all(stream != request.stream for _, stream in self._announced):
             self._buffer.unwant(request.stream)
 
     def batches(self, job: OpenJob, request: Request, first: int) -> list[pa.RecordBatch]:
-        """The batch, from the buffer or made now, and those behind it that are there, or soon."""
+        """A batch, from the buffer or made now, and later ones that are there, or will be soon."""
         found = [self._batch(job, request, first, WAIT)]
         size = found[0].nbytes
         most = min(TOGETHER, max(1, TOGETHER_BYTES // size))
         last = min(first + most, request.stop) - 1
-        # A trainer that waits has had so many of the request: as many more may come together.
+        # A waiting trainer already has some batches of the request: as many more come together.
         until = min(last, 2 * first - request.batch - 1) if request.awaited else last
         there: dict[int, pa.RecordBatch] = {}
         if until > first:
-            # What is wrong with one of them is said once it is the first.
+            # An error of a later batch is raised once that batch is the first.
             with contextlib.suppress(TimeoutError, RecdError):
                 there[until] = self._batch(job, request, until, LINGER)
         for batch in range(first + 1, last + 1):
@@ -206,7 +208,7 @@ class Maker:
             announced = self._announced.get((request.client, request.stream))
             if announced is not None:
                 announced.handed.update(range(first, first + len(found)))
-            self._change.notify_all()  # there is room now
+            self._change.notify_all()  # now there is room
         return found
 
     def _batch(self, job: OpenJob, request: Request, batch: int, seconds: float) -> pa.RecordBatch:
@@ -225,12 +227,12 @@ class Maker:
         finally:
             with self._change:
                 demand.calls -= 1
-                # It is made in its turn from now on, not before all that is announced.
+                # From now on it is made in its turn, not before all announced batches.
                 if not demand.calls and self._demands.get(key) is demand:
                     del self._demands[key]
 
     def close(self) -> None:
-        """Make no more; calls that wait for a batch end, as those of a worker that is gone."""
+        """Make no more batches; waiting calls end as if the worker were gone."""
         with self._change:
             self._closed = True
             for demand in self._demands.values():
@@ -261,12 +263,12 @@ class Maker:
             if wrong is None:
                 continue
             with self._change:
-                # Somebody may have asked while it was made ahead.
+                # Somebody may have asked for it while it was made ahead.
                 waiting = self._demands.pop(key, None)
                 if waiting is not None:
                     waiting.made.set_exception(wrong)
                 if not demanded:
-                    # Whoever asks for it hears of it; until then nothing is made ahead there.
+                    # Whoever asks for it gets the error; until then, nothing is made ahead there.
                     self._announced = OrderedDict(
                         (who, what)
                         for who, what in self._announced.items()
@@ -274,7 +276,7 @@ class Maker:
                     )
 
     def _give(self, key: Key, record: pa.RecordBatch) -> None:
-        """Keep the batch, for whoever waits for it or will."""
+        """Keep a batch, for whoever waits for it or will ask for it."""
         with self._change:
             waiting = self._demands.pop(key, None)
         self._buffer.put(key, record, wanted=waiting is None)
@@ -282,8 +284,8 @@ class Maker:
             waiting.made.set_result(record)
 
     def _next(self) -> tuple[Key, OpenJob, Request] | None:
-        """The batch that is made next: one that somebody waits for, or one that a client will ask
-        for, if there is room."""
+        """The batch to make next: one that somebody waits for, or, if there is room, one that a
+        client will ask for; None if there is none."""
         if self._closed:
             return None
         for key, demand in self._demands.items():
@@ -297,7 +299,7 @@ class Maker:
         return None
 
     def _make(self, key: Key, job: OpenJob, request: Request) -> None:
-        """Make the batch where its epoch is read already, or begin to read there."""
+        """Make a batch at a place where its epoch is already being read, or at a new one."""
         began = time.perf_counter()
         place, cursor = self._cursor(key, job, request)
         while True:
@@ -308,7 +310,7 @@ class Maker:
                 raise batch or PluginError(f"an epoch ended before batch {key.batch}.")
             number = cursor.advance()
             record = batch_to_record(batch)
-            # Before: whoever has the batch, and asks, finds it counted.
+            # Count it first, so that whoever gets the batch finds it counted.
             self.made, self.rows = self.made + 1, self.rows + len(batch)
             self._give(key._replace(batch=number), record)
             if number == key.batch:
@@ -320,7 +322,7 @@ class Maker:
     def _cursor(
         self, key: Key, job: OpenJob, request: Request
     ) -> tuple[tuple[Stream, int], _Cursor]:
-        """One that comes to the batch, or a new one."""
+        """A cursor that comes to the batch, or a new one."""
         for place, cursor in self._cursors.items():
             if place[0] == request.stream and cursor.comes_to(key.batch):
                 self._cursors.move_to_end(place)
@@ -334,8 +336,8 @@ class Maker:
         return place, self._cursors[place]
 
     def _ranges(self, key: Key, request: Request) -> list[range]:
-        """The batches that a new cursor comes to: from the first that is wanted before this one on,
-        up to the end of its turn; then the client's next turns, as far as nobody has begun them."""
+        """The batches for a new cursor: from the first missing one before this batch to the end of
+        its turn, then the client's next turns, up to one that has been begun."""
         asked = [range(*one) for one in ((request.batch, request.stop), *request.ahead)]
         around = [one for one in asked if key.batch in one]
         stop = max(one.stop for one in around)

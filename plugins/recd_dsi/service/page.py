@@ -1,4 +1,4 @@
-"""What a coordinator knows, for people and for Prometheus: a page over HTTP, on 127.0.0.1 alone."""
+"""What a coordinator knows, for people and for Prometheus: an HTTP page, only on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from recd_plugins.api.cli import HTML, PageServer
 __all__ = ["Page", "Rates", "metrics"]
 
 SPAN = 10.0
-"""Seconds over which rates are means."""
+"""Seconds over which rates are averaged."""
 LOOK = 1.0
 """Seconds between two looks at the counts."""
 Known = Mapping[str, Any]
-"""`workers` and `clients`, as they describe themselves, and `scaling`, where anybody scales."""
+"""`workers` and `clients`, as they describe themselves, and `scaling`, if workers are scaled."""
 COUNTERS = {
     "workers": ("made", "rows", "served", "hits", "windows"),
     "clients": ("taken", "stalled", "read_here"),
@@ -41,10 +41,10 @@ HELP = {
 
 
 class Page:
-    """Serves `/`, `/state` and `/metrics` in threads, until the process ends or `close`."""
+    """Serves `/`, `/state` and `/metrics` in threads, until `close` or the end of the process."""
 
     def __init__(self, known: Callable[[], Known], port: int = 0) -> None:
-        """`known` is asked every second, and for each answer; port 0: one that is free."""
+        """`known` is called every second, and for each answer; port 0 is a free one."""
         self._known, self._rates = known, Rates()
         self._served = PageServer(
             {
@@ -59,7 +59,7 @@ class Page:
         threading.Thread(target=self._look, daemon=True, name="recd-rates").start()
 
     def state(self) -> dict[str, Any]:
-        """All numbers, with rates."""
+        """All numbers, with their rates."""
         known = self._known()
         found: dict[str, Any] = {
             kind: [
@@ -71,11 +71,11 @@ class Page:
         return found | {"scaling": known.get("scaling")}
 
     def metrics(self) -> str:
-        """The same as Prometheus reads it."""
+        """The numbers in the text format of Prometheus."""
         return metrics(self._known())
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Answer no more requests."""
         self._closed.set()
         self._served.close()
 
@@ -85,13 +85,13 @@ class Page:
 
 
 class Rates:
-    """Each counter's growth a second, over the last `SPAN` seconds; a clock is handed in."""
+    """Each counter's growth per second over the last `SPAN` seconds; the time is passed in."""
 
     def __init__(self) -> None:
         self._notes: dict[str, deque[tuple[float, dict[str, float]]]] = {}
 
     def note(self, known: Known, now: float) -> None:
-        """Keep what counters are by now; who is gone is forgotten."""
+        """Note the present counters; workers and clients that are gone are forgotten."""
         notes = {}
         for kind, names in COUNTERS.items():
             for one in known[kind]:
@@ -103,7 +103,7 @@ class Rates:
         self._notes = notes
 
     def of(self, who: str) -> dict[str, float]:
-        """By counter, `NAME_per_s`; nothing before the second note."""
+        """By counter, `NAME_per_s`; empty before the second note."""
         mine = self._notes.get(who)
         if mine is None or len(mine) < 2:
             return {}

@@ -1,8 +1,8 @@
 """`backend: ray`: workers as actors of Ray core, spread over the nodes of a cluster.
 
-Ray starts an actor again where it ended, or on another node where that one did. The backend asks
-each where it serves, over and over, for it is at another port then. Texts alone go through Ray: a
-worker in an actor is the worker of every other backend.
+If an actor ends, Ray restarts it, on another node if its own has ended. It then has another port,
+so the backend keeps asking each actor for its address. Only texts go through Ray: the worker in an
+actor is the same as with any other backend.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["RayBackend", "WorkerActor", "host_of"]
 
 LOOK = 0.25
-"""Seconds between two looks at whether all are there."""
+"""Seconds between two checks that all actors are there."""
 LISTENS = 5.0
-"""Seconds in which a Ray answers."""
+"""Seconds within which Ray must answer."""
 SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""The frame with which both sides of HTTP/2, and so of gRPC, begin."""
+"""The frame with which both sides begin in HTTP/2, and so in gRPC."""
 HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
 START = 300.0
-"""Seconds in which the first worker must serve: a cluster may have to make room for it."""
+"""Seconds within which the first worker must serve: a cluster may have to make room for it."""
 
 
 class RayBackend:
-    """N workers of one registry; `changed` hears who is there, by seat."""
+    """N workers of one registry; `changed` is called with those that are there, by seat."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class RayBackend:
         *,
         address: str | None,
     ) -> None:
-        """`address` is that of a running Ray; without one, this process starts a Ray."""
+        """`address` is that of a running Ray; if it is None, this process starts one."""
         self._ray = joined(address)
         self._changed = changed
-        # Beyond loopback, ranks of any machine call those of this node, too.
+        # Beyond loopback, ranks on any machine also call the workers of this node.
         alone = is_loopback(options.host)
         here = self._ray.util.get_node_ip_address() if alone else ""
         kind = self._ray.remote(max_restarts=-1, num_cpus=1, scheduling_strategy="SPREAD")(
@@ -66,7 +66,7 @@ class RayBackend:
         self._lock = threading.Lock()
         self._actors = [self._start() for _ in range(workers)]
         self._found: dict[Any, dict[str, str]] = {}
-        """By actor, what it says of itself while it is there."""
+        """By actor, how it describes itself; empty while it is not there."""
         self._closed = threading.Event()
         self._error: RecdError | None = None
         self._first = threading.Event()
@@ -74,7 +74,7 @@ class RayBackend:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return once a worker serves; an error if none can."""
+        """Return once a worker serves; raises an error if none can."""
         if not self._first.wait(START):
             self.close()
             free = self._ray.available_resources().get("CPU", 0)
@@ -89,16 +89,16 @@ class RayBackend:
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes, by seat; a node of another machine has numbers of its own."""
+        """The process ids, by seat, each as its own machine counts; None if there is no worker."""
         return [int(one["pid"]) if one else None for one in self._by_seat()]
 
     @property
     def nodes(self) -> list[str | None]:
-        """On which node of Ray each is, by seat."""
+        """The Ray node of each worker, by seat; None if there is no worker."""
         return [one.get("node") for one in self._by_seat()]
 
     def resize(self, workers: int) -> None:
-        """Have so many from now on; of the last seats those end that are too many."""
+        """Run this many workers from now on; surplus workers in the last seats are ended."""
         with self._lock:
             gone = self._actors[workers:]
             del self._actors[workers:]
@@ -106,7 +106,7 @@ class RayBackend:
         self._end(gone)
 
     def close(self) -> None:
-        """End them all."""
+        """End all workers."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -136,7 +136,7 @@ class RayBackend:
                     with self._lock:
                         self._found[asked.pop(reference)] = found
                         self._found = {one: self._found.get(one, {}) for one in self._actors}
-            except Exception as error:  # nobody else would hear that Ray itself ended
+            except Exception as error:  # otherwise it would go unnoticed that Ray itself ended
                 if not self._closed.is_set():
                     self._error = CapabilityError(f"reader: Ray does not answer: {error}")
                     self._first.set()
@@ -149,7 +149,7 @@ class RayBackend:
                 self._first.set()
 
     def _answered(self, reference: Any) -> dict[str, str]:
-        """The answer of an actor about itself; nothing while it is away."""
+        """An actor's description of itself; empty while the actor is away."""
         try:
             found: dict[str, str] = json.loads(self._ray.get(reference, timeout=0))
         except self._ray.exceptions.RayError:
@@ -162,15 +162,15 @@ class RayBackend:
 
 
 class WorkerActor:
-    """The code that runs in an actor: a worker, made when it is first asked where it serves."""
+    """The code that runs in an actor: a worker, made when its address is first asked for."""
 
     def __init__(self, delivery: str, options: str, trainer: str) -> None:
-        """Texts: an actor that is started again has the same."""
+        """All arguments are texts: an actor that is restarted gets the same ones."""
         self._delivery, self._options, self._trainer = delivery, options, trainer
         self._answer = ""
 
     def where(self) -> str:
-        """The address, or why there is none."""
+        """The worker's address, process and node as JSON, or the error why there is none."""
         if not self._answer:
             self._answer = json.dumps(self._served())
         return self._answer
@@ -193,9 +193,9 @@ class WorkerActor:
 
 
 def host_of(node: str, trainer: str, credentials: Credentials) -> str:
-    """The host that a node's worker listens on: loopback where the trainer's machine is the same.
+    """The host on which a node's worker listens: loopback if it is on the trainer's machine.
 
-    `CapabilityError` where it is not, and token or TLS is missing.
+    Raises `CapabilityError` if it is on another machine, and the token or TLS is missing.
     """
     if node == trainer:
         return HOST
@@ -204,7 +204,7 @@ def host_of(node: str, trainer: str, credentials: Credentials) -> str:
 
 
 def options_text(options: WorkerOptions) -> str:
-    """Options as JSON; certificate and key as paths, which a node must have, too."""
+    """The options as JSON; certificate and key are paths that must exist on each node, too."""
     credentials = options.credentials
     return json.dumps(
         {
@@ -223,7 +223,7 @@ def options_text(options: WorkerOptions) -> str:
 
 
 def options_of(text: str) -> WorkerOptions:
-    """The options that `options_text` was given."""
+    """The options from the text that `options_text` made."""
     found = json.loads(text)
     paths = {
         name: None if found[name] is None else Path(found[name])
@@ -242,7 +242,7 @@ def options_of(text: str) -> WorkerOptions:
 
 
 def joined(address: str | None) -> ModuleType:
-    """Ray, of which this process is a driver by now."""
+    """The module of Ray, after this process has joined it as a driver."""
     # Ray reports each start to its makers unless this is set.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -271,8 +271,8 @@ def joined(address: str | None) -> ModuleType:
 
 
 def _check_that_it_listens(address: str) -> None:
-    """`CapabilityError` where nobody does, or who does is no Ray, as its dashboard: Ray itself
-    would try for minutes."""
+    """Raise `CapabilityError` if nothing listens, or something other than Ray does, such as its
+    dashboard: Ray itself would try for minutes."""
     try:
         with socket.create_connection(host_and_port(address), timeout=LISTENS) as connection:
             if os.environ.get("RAY_USE_TLS", "0") != "0":

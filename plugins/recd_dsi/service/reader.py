@@ -1,4 +1,4 @@
-"""The `service` reader: a rank's batches are made by workers, which it starts or finds."""
+"""The `service` reader: workers make a rank's batches; the rank starts or finds them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ class ServiceReaderConfig(Config):
         self._check_who_starts()
 
     def _check_who_starts(self) -> None:
-        """`RegistryError` for what is of other workers than are chosen, and for no address."""
+        """Raise `RegistryError` for options that do not fit the chosen workers, and for a text that
+        is not an address."""
         for option in ("coordinator", "ray_address"):
             address = getattr(self, option)
             if address is not None and address != "auto":
@@ -180,7 +181,7 @@ class ServiceReader:
         split: Split,
         transform: Callable[[Batch], Batch] | None = None,
     ) -> Loader:
-        """The rank's; it reads in this process where its batches are not the registry's own."""
+        """The rank's loader; it reads in this process if the batches are not the registry's own."""
         local = self._local.loader(
             table,
             rank=rank,
@@ -246,15 +247,15 @@ def build_service_reader(config: ServiceReaderConfig, context: Context) -> Servi
 
 _LOCK = Lock()
 _FLEETS: dict[tuple[str, ServiceReaderConfig], Fleet] = {}
-"""The workers that this process started, which all of its loaders share."""
+"""The workers that this process started or found; all of its loaders share them."""
 
 
 def started(
     config: ServiceReaderConfig, delivery: Delivery, rank: int, credentials: Credentials
 ) -> Fleet:
-    """The workers of a registry, started where they are not yet.
+    """The workers of a registry; they are started if they are not there yet.
 
-    Ranks whose loaders are in one process share the workers of the first.
+    If the loaders of several ranks are in one process, they share the workers of the first rank.
     """
     from recd_dsi.service.coordinator_callers import watch_members
     from recd_dsi.service.fleet import Fleet
@@ -272,7 +273,7 @@ def started(
                     fleet, config.coordinator, credentials, delivery.digest, rank, config.workers
                 )
                 return fleet
-            if not credentials.token:  # others of this machine can call its loopback, too
+            if not credentials.token:  # other users of this machine can also call its loopback
                 credentials = replace(credentials, token=secrets.token_urlsafe(24))
             fleet = Fleet(credentials, config.workers)
             options = WorkerOptions(

@@ -1,4 +1,4 @@
-"""How many workers there should be, so that clients' buffers stay between two marks, and why."""
+"""How many workers there should be to keep clients' buffers between two marks, and why."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ __all__ = ["Bounds", "Resizable", "Scaler", "Scaling"]
 
 LOG = logging.getLogger(__name__)
 LOW, HIGH = 0.25, 0.9
-"""The marks: shares of what may wait in a client, of which so much does."""
+"""The marks: how full a client's buffer is, as a share."""
 SPAN = 5.0
-"""Seconds over which shares are means."""
+"""Seconds over which shares are averaged."""
 PAUSE = {1: 10.0, -1: 30.0}
-"""Seconds after a change in which no more, or no fewer, are asked for: it has to show."""
+"""Seconds after a change before more (1) or fewer (-1) workers are asked for, so that it can take
+effect."""
 LOOK = 1.0
 """Seconds between two looks."""
 MOST_CHANGES = 100
-"""Changes that are remembered."""
+"""How many changes are remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Between how many workers a service may have."""
+    """The fewest and the most workers that a service may have."""
 
     fewest: int
     most: int
@@ -43,7 +44,7 @@ class Bounds:
 
 
 class Scaling:
-    """A pure function of what clients say, by a clock that is handed in."""
+    """Decides on the number of workers, only by what clients report and the time passed in."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -51,18 +52,18 @@ class Scaling:
         self.why = "the fewest, to begin with"
         self.ups = self.downs = 0
         self.changes: deque[dict[str, Any]] = deque(maxlen=MOST_CHANGES)
-        """The latest: when (seconds since the first look), how many, and why."""
+        """The latest changes: when (in seconds since the first look), how many workers, and why."""
         self._began: float | None = None
         self._changed = 0.0
         self._notes: deque[tuple[float, float, float]] = deque()
-        """When, the emptiest client's share, and the seconds stalled of one on average."""
+        """The time, the emptiest client's share, and the mean seconds that a client stalled."""
 
     def look(self, clients: Sequence[Mapping[str, Any]], now: float) -> int:
-        """The number of workers that there should be, after what clients say by now."""
+        """The number of workers that there should be, by what clients report now."""
         if self._began is None:
             self._began = self._changed = now
         shares = [float(one["filled"]) for one in clients if _number(one.get("filled"))]
-        if not shares:  # nobody asks for batches
+        if not shares:  # no client asks for batches
             self._notes.clear()
             return self.wanted
         stalled = [float(one["stalled"]) for one in clients if _number(one.get("stalled"))]
@@ -75,7 +76,7 @@ class Scaling:
         return self.wanted
 
     def about(self) -> dict[str, Any]:
-        """The facts that a page shows."""
+        """The facts for a page."""
         return {
             "wanted": self.wanted,
             "fewest": self.bounds.fewest,
@@ -87,12 +88,12 @@ class Scaling:
         }
 
     def _decide(self, now: float, most: int) -> None:
-        """`most`: as many as the bounds allow, and as clients ask."""
+        """Change the number of workers if needed; `most` is what bounds and clients allow."""
         share = sum(share for _, share, _ in self._notes) / len(self._notes)
         (began, _, before), (_, _, after) = self._notes[0], self._notes[-1]
         reason = f"the emptiest client's buffer is {share:.0%} full over {SPAN:g} s"
         if share < LOW and self.wanted < most:
-            # By half as many more: a fleet that is far too small is there in few steps.
+            # Half as many more, so that a fleet that is far too small grows in few steps.
             step, mark = max(1, self.wanted // 2), f"below {LOW:.0%}"
             stalls = max(0.0, after - before) / (now - began)
             reason += f", and clients stalled {stalls:.0%} of the time"
@@ -114,15 +115,15 @@ class Scaling:
 
 
 class Resizable(Protocol):
-    """Who starts and ends workers."""
+    """Starts and ends workers."""
 
     def resize(self, workers: int) -> None:
-        """Have so many from now on."""
+        """Run this many workers from now on."""
         ...
 
 
 class Scaler:
-    """Looks every second in a thread, and has a backend follow."""
+    """Looks every second in a thread, and resizes a backend."""
 
     def __init__(
         self,
@@ -130,14 +131,14 @@ class Scaler:
         clients: Callable[[], Sequence[Mapping[str, Any]]],
         backend: Resizable | None,
     ) -> None:
-        """Without a backend it says how many there should be, and somebody else follows."""
+        """Without a backend, it only says how many workers there should be."""
         self.scaling = scaling
         self._clients, self._backend = clients, backend
         self._closed = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="recd-scaler").start()
 
     def close(self) -> None:
-        """Change nothing any more."""
+        """Change nothing more."""
         self._closed.set()
 
     def _run(self) -> None:

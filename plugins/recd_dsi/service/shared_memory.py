@@ -1,14 +1,14 @@
-"""Batches handed over by memory, where a worker and its client share a machine.
+"""Batches handed over through memory, if a worker and its client are on one machine.
 
-A worker writes bodies one after another into an anonymous file in memory, round and round, and
-says where each lies; a client opens the file under /proc and reads the body once, into memory of
-its own. The file begins with 16 bytes drawn by lot, which the worker names in its
-authenticated answer: where they are not found, both are not on one machine, or not in one
-container, and batches go over the wire. Behind them is how many bytes were begun to be written:
-so a client that was too slow sees that its batch was written over, and asks for it again.
+A worker writes bodies one after another into an anonymous file in memory, as a ring, and sends the
+place of each. A client opens the file under /proc, and reads the body once, into its own memory.
+The file begins with 16 random bytes, which the worker also sends in its authenticated answer. If a
+client does not find them, the two are not on one machine or not in one container, and batches go
+over the wire. Next in the file is the number of bytes whose writing has begun: so a client that was
+too slow sees that its batch was overwritten, and asks for it again.
 
-Nothing has a name in a folder: the memory is bounded, and ends with the processes that hold it,
-however those end.
+Nothing has a name in a folder. The memory is bounded, and is freed when the processes that hold it
+end, however they end.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from recd_plugins.api import DataError
 __all__ = ["NotShared", "SharedReader", "SharedRing", "WrittenOver"]
 
 HEAD = struct.Struct("<16sQ")
-"""What was drawn by lot, and how many bytes were begun to be written."""
+"""The random bytes, and the number of bytes whose writing has begun."""
 PLACE = struct.Struct("<16s5Q")
-"""Where a body lies: what was drawn by lot, process, descriptor, bytes that were written before
-it, its size, and the room for all."""
+"""Where a body lies: the random bytes, process, descriptor, number of bytes written before it, its
+size, and the room for all bodies."""
 FIRST = 4096
-"""Where bodies begin."""
+"""Where bodies begin in the file."""
 ALIGNED = 64
 MOST = 1 << 60
 """The largest number of bytes."""
 
 
 class NotShared(Exception):
-    """A batch is not there for this process: not this machine, or it was written over."""
+    """A batch is not there for this process: it is on another machine, or was overwritten."""
 
 
 class WrittenOver(NotShared):
-    """A batch was there, but the worker has written others over it since."""
+    """A batch was there, but the worker has overwritten it since."""
 
 
 class SharedRing:
-    """A worker's: the latest bodies that it handed over, within `room` bytes."""
+    """A worker's ring: the latest bodies that it handed over, within `room` bytes."""
 
     def __init__(self, room: int) -> None:
         self._room = room // ALIGNED * ALIGNED
@@ -60,11 +60,11 @@ class SharedRing:
         self._lot = secrets.token_bytes(16)
         self._fd: int | None = None
         self._at = 0
-        """Bytes written in all, those left out at the end of a round included."""
+        """The number of bytes written so far, including gaps at the end of a round."""
 
     def put_all(self, bodies: Sequence[pa.Buffer]) -> bytes | None:
-        """The places of all of them, which lie one behind the other, for a `SharedReader`; None
-        where there is no room."""
+        """Write all bodies, one after another; returns their places for a `SharedReader`, or None
+        if there is no room."""
         size = sum(_aligned(body.size) for body in bodies)
         with self._lock:
             largest = max(body.size for body in bodies)
@@ -75,10 +75,10 @@ class SharedRing:
             first, self._at = self._at, self._at + size
             assert self._fd is not None
             try:
-                # First that it is written over, then over it.
+                # Mark what is overwritten before overwriting it.
                 os.pwrite(self._fd, HEAD.pack(self._lot, self._at), 0)
                 _write(self._fd, bodies, FIRST + first % self._room)
-            except OSError:  # no memory: the wire carries what shared memory cannot
+            except OSError:  # no memory: these batches go over the wire
                 return None
             here = (self._lot, os.getpid(), self._fd)
         places = []
@@ -88,7 +88,7 @@ class SharedRing:
         return b"".join(places)
 
     def close(self) -> None:
-        """Hand over nothing any more."""
+        """Hand over nothing more."""
         with self._lock:
             fd, self._fd, self._room = self._fd, None, 0
             if fd is not None:
@@ -96,28 +96,28 @@ class SharedRing:
 
     def _opened(self) -> bool:
         if self._fd is None:
-            with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+            with contextlib.suppress(OSError, AttributeError):  # only Linux has it
                 self._fd = os.memfd_create("recd-batches", os.MFD_CLOEXEC)
         return self._fd is not None
 
 
 class SharedReader:
-    """A client's view of one worker's ring; of one thread, which closes it."""
+    """A client's view of one worker's ring; it belongs to one thread, which closes it."""
 
     def __init__(self) -> None:
         self._place: tuple[int, int, bytes] | None = None
         self._fd = -1
 
     def bodies(self, found: bytes) -> list[Tensor]:
-        """The bodies that `SharedRing.put_all` has put, uint8, in one memory of this process;
-        `NotShared` where they are not there."""
+        """The bodies that `SharedRing.put_all` wrote, as uint8, in one block of this process's
+        memory; raises `NotShared` if they are not there."""
         places = _places(found)
         first, last = places[0], places[-1]
         if self._place != (first.pid, first.fd, first.lot):
             self.close()
             try:
                 path = f"/proc/{first.pid}/fd/{first.fd}"
-                # What a worker names may be another file: to open a pipe could wait for ever.
+                # The place may be of another file, such as a pipe, whose opening could hang.
                 self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             except OSError:
                 raise NotShared from None
@@ -126,7 +126,7 @@ class SharedReader:
                 raise NotShared
             self._place = (first.pid, first.fd, first.lot)
         self._hold(first)
-        # One call for all: each gives up the lock of Python, and waits for it again.
+        # One call for all: each call gives up Python's lock, and must wait for it again.
         whole = torch.empty(last.at + last.size - first.at, dtype=torch.uint8)
         _read(self._fd, whole.numpy().data, FIRST + first.at % first.room)
         self._hold(first)
@@ -136,14 +136,14 @@ class SharedReader:
         ]
 
     def close(self) -> None:
-        """Read nothing any more."""
+        """Read nothing more."""
         if self._place is not None:
             os.close(self._fd)
         self._place = None
 
     def _hold(self, first: _Place) -> None:
-        """`NotShared` unless the file is the one that is meant; `WrittenOver` unless the bodies are
-        still there."""
+        """Raise `NotShared` if this is not the expected file, and `WrittenOver` if the bodies are
+        no longer there."""
         try:
             head = os.pread(self._fd, HEAD.size, 0)
         except OSError:
@@ -158,7 +158,7 @@ class SharedReader:
 
 
 class _Place(NamedTuple):
-    """A body's, as `PLACE` has it."""
+    """The place of a body, with the fields of `PLACE`."""
 
     lot: bytes
     pid: int
@@ -169,8 +169,8 @@ class _Place(NamedTuple):
 
 
 def _places(found: bytes) -> list[_Place]:
-    """The places of bodies that lie one behind the other, every number within bounds; `DataError`
-    for anything else."""
+    """The places of bodies that lie one after another, with every number within bounds; raises
+    `DataError` for anything else."""
     if not found or len(found) % PLACE.size:
         raise DataError(f"a worker says in {len(found)} bytes where batches lie. Send them again.")
     places = [_Place(*one) for one in PLACE.iter_unpack(found)]
@@ -193,7 +193,7 @@ def _aligned(size: int) -> int:
 
 
 def _write(fd: int, bodies: Sequence[pa.Buffer], at: int) -> None:
-    """Each at a multiple of `ALIGNED`, all by one call, which gives up the lock of Python once."""
+    """Write each body at a multiple of `ALIGNED`; one call gives up Python's lock only once."""
     parts = []
     for body in bodies:
         parts += [memoryview(body), memoryview(bytes(_aligned(body.size) - body.size))]

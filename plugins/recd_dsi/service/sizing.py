@@ -1,4 +1,4 @@
-"""How many workers a trainer needs: what it takes and what one worker makes, both measured."""
+"""How many workers a trainer needs, by measuring what it takes and what one worker makes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["Sizing", "Sizings", "Supply", "measured_sizings", "sizing_lines"]
 
 WITH, WITHOUT = "with dedup", "without dedup"
 SAME = ("shuffle", "window", "sessions", "tail", "streams")
-"""The options of a reader that decide what a worker has to do for a batch."""
+"""The options of a reader that decide how much work a worker has for a batch."""
 HELD = 8
-"""Batches that each rank holds while its demand is measured, at most."""
+"""The most batches that each rank holds while its demand is measured."""
 LOOK = 4
-"""Batches between two looks at what the worker has made."""
+"""The number of batches between two looks at what the worker has made."""
 MOST_SIZES = 64
-"""Batches that are weighed."""
+"""The most batches whose size is measured."""
 DEADLINE = 60.0
-"""Seconds that it may take to say what it has made."""
+"""Seconds within which the worker must report what it has made."""
 MIB = 1 << 20
 
 
@@ -43,33 +43,33 @@ class Supply:
     """The work that one worker did."""
 
     batches: int
-    """Those that it served."""
+    """The number of batches that it served."""
     seconds: float
     processor_seconds: float
-    """For as many batches; it made others ahead."""
+    """The processor time for as many batches; it made more batches, ahead."""
     batch_bytes: int
-    """A batch on the wire, in the mean."""
+    """The mean bytes of a batch on the wire."""
 
     @property
     def rate(self) -> float:
-        """Batches a second."""
+        """Batches per second."""
         return self.batches / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """The workers of a trainer, by what it takes and what one of them makes."""
+    """How many workers a trainer needs, by what it takes and what one worker makes."""
 
     ranks: int
     batch_size: int
     step_ms: tuple[float, ...]
-    """In each round, of the slowest rank, fed from memory."""
+    """In each round, the time of a step of the slowest rank, fed from memory."""
     supply: Supply
     margin: float
 
     @property
     def demand(self) -> float:
-        """Batches a second that all ranks take together."""
+        """The batches per second that all ranks take together."""
         return self.ranks * 1e3 / median(self.step_ms)
 
     @property
@@ -79,17 +79,17 @@ class Sizing:
 
     @property
     def workers_of_a_rank(self) -> int:
-        """`reader.workers`, which each rank starts."""
+        """The value for `reader.workers`: how many each rank starts."""
         return math.ceil(self.workers / self.ranks)
 
     @property
     def cores(self) -> float:
-        """Cores that workers keep busy for this demand."""
+        """The number of cores that workers keep busy for this demand."""
         return self.demand * self.supply.processor_seconds / self.supply.batches
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes a second from workers to ranks."""
+        """The bytes per second from workers to ranks."""
         return self.demand * self.supply.batch_bytes
 
     def summary(self) -> dict[str, Any]:
@@ -107,17 +107,17 @@ class Sizing:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizings:
-    """The needs of a trainer with the registry's dedup and without, and how they were measured."""
+    """The needs of a trainer, with the registry's dedup and without, and how they were measured."""
 
     sides: dict[str, Sizing]
     rounds: int
     steps: int
     held: int
-    """Batches that each rank held, and was fed over and over."""
+    """The number of batches that each rank held, and was fed again and again."""
     device: str
     cores: int
     load: float
-    """The machine's load before."""
+    """The machine's load before the measurement."""
 
     def summary(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -135,8 +135,8 @@ def measured_sizings(
     margin: float,
     show: Progress,
 ) -> Sizings:
-    """Train the registry from memory on `train.ranks` ranks, then have one worker make batches of
-    it; each with its dedup, if it has one, and without."""
+    """Train the registry from memory on `train.ranks` ranks, then let one worker make its batches;
+    both with the registry's dedup, if it has one, and without."""
     from recd_plugins import load
     from recd_plugins.api.training import step_seconds
 
@@ -146,7 +146,7 @@ def measured_sizings(
         stack.registry.one(slot)
     stack.prepare(show)
     options = _reader_options(stack)
-    # What one side makes unused is no error of the registry's.
+    # If one side makes something unused, that is not an error of the registry.
     every = [*overrides, *_enabled(stack.registry.plugins), "strict=false"]
     sides = {WITHOUT: [*every, "dedup=null"]}
     if stack.groups:
@@ -182,8 +182,8 @@ def measured_sizings(
 
 
 def _measured_supply(stack: Stack, batches: int, met: Callable[[int, int], None]) -> Supply:
-    """The work that the one worker of a registry does while somebody takes all that it makes, so
-    many batches at least, once it has begun. It makes some ahead: what it served counts."""
+    """The work of the one worker of a registry while all its batches are taken, at least `batches`
+    of them, after a start. It makes some ahead: only those that it served count."""
     loader: Any = stack.loader(0, stack.registry.train.ranks)
     sizes: list[int] = []
     with closing(loader), closing(_endless(loader)) as source:
@@ -220,7 +220,7 @@ def _take(source: Iterator[Batch], batches: int, sizes: list[int]) -> None:
 
 
 def _about(loader: Any) -> dict[str, Any]:
-    """The work that the worker has done by now."""
+    """The work that the worker has done so far."""
     remotes = loader.fleet().remotes()
     if loader.read_here or not remotes:
         raise CapabilityError(
@@ -232,7 +232,7 @@ def _about(loader: Any) -> dict[str, Any]:
 
 
 def _reader_options(stack: Stack) -> dict[str, Any]:
-    """The options of the registry's reader that a worker's work depends on."""
+    """The options of the registry's reader on which a worker's work depends."""
     choice = stack.registry.one("reader")
     if choice.record.name not in ("local", "service"):
         raise RegistryError(
@@ -244,18 +244,18 @@ def _reader_options(stack: Stack) -> dict[str, Any]:
 
 
 def _enabled(plugins: Sequence[str]) -> list[str]:
-    """The override that enables the service beside the registry's plugins."""
+    """The override that enables the service's plugin besides the registry's own, if needed."""
     return [] if "recd_dsi" in plugins else [f"plugins={json.dumps([*plugins, 'recd_dsi'])}"]
 
 
 def _reader(values: dict[str, Any]) -> list[str]:
-    """The overrides by which a registry has this reader: that its own goes, options and all, is
-    meant, and needs no notice."""
+    """The overrides that give a registry this reader: they first remove its own reader with all
+    options, so that no notice is given about them."""
     return ["reader=null", f"reader={json.dumps(values)}"]
 
 
 def sizing_lines(found: Sizings) -> Iterator[str]:
-    """The sizings as text: a column for each side."""
+    """The sizings as lines of text, with a column for each side."""
     sides = found.sides
     first = next(iter(sides.values()))
     stretches = ", ".join(

@@ -1,6 +1,6 @@
-"""A worker: reads windows, transforms, and serves whole batches to whoever asks.
+"""A worker: it reads windows, transforms them, and serves whole batches to whoever asks.
 
-A worker knows nothing of what it gave to whom: its end loses nothing.
+A worker does not record what it gave to whom, so nothing is lost if it ends.
 """
 
 from __future__ import annotations
@@ -45,43 +45,43 @@ from recd_plugins.api.reading import Delivery, table_digest
 __all__ = ["Worker", "WorkerOptions", "settle"]
 
 MALLOPT = {-8: 1, -3: 1 << 30, -1: 1 << 30, -2: 64 << 20}
-"""glibc's M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: one area of memory for all
-threads, which keeps up to 1 GiB that nobody uses."""
+"""glibc's M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: one memory arena for all
+threads, which keeps up to 1 GiB that is unused."""
 LARGEST_THRESHOLD = 32 << 20
-"""The M_MMAP_THRESHOLD that older glibc (before 2.35) takes at most."""
+"""The largest M_MMAP_THRESHOLD that older glibc (before 2.35) accepts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """The options by which a worker serves."""
+    """The options of a worker."""
 
     host: str = HOST
     port: int = 0
-    """0: one that is free."""
+    """0 takes a free one."""
     buffer_bytes: int = 256 << 20
     disk: Path | None = None
-    """A folder where batches are kept, which workers of a machine may share."""
+    """A folder in which batches are kept; workers of a machine may share it."""
     disk_bytes: int = 8 << 30
     shared_bytes: int = 64 << 20
-    """Memory through which clients of this machine have batches; 0: over the wire."""
+    """Memory through which clients on this machine get batches; with 0, they come over the wire."""
     credentials: Credentials = NO_CREDENTIALS
     join: str | None = None
-    """The host:port of a coordinator that hears of it, once it serves."""
+    """The host:port of a coordinator to which the worker reports once it serves."""
 
 
 def settle() -> None:
-    """Suit this process to a worker: torch has one thread in it, and it has the memory of each
-    window again for the next."""
+    """Set up this process for a worker: torch gets one thread, and the memory of a window is reused
+    for the next."""
     torch.set_num_threads(1)
     _keep_memory()
-    # What was imported before a fork would be copied as it is looked through for garbage.
+    # Garbage collection would copy what was imported before a fork, by writing to it.
     gc.freeze()
 
 
 def _keep_memory() -> None:
-    # The kernel clears each page that it gives, which took a tenth of a worker's time: each thread
-    # has an area of memory by default, and a window was read in another than the one before it.
-    with contextlib.suppress(AttributeError):  # glibc alone has it
+    # The kernel clears each new page, which took a tenth of a worker's time: by default, each
+    # thread has its own arena, and a window was read in another arena than the one before.
+    with contextlib.suppress(AttributeError):  # only glibc has it
         mallopt = ctypes.CDLL(None).mallopt
         for option, value in MALLOPT.items():
             if not mallopt(option, value):
@@ -116,7 +116,7 @@ class Worker(Server):
         self.address = address_of(host, self.port)
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
-        """The batches of a request one after another, each made now if it was not yet."""
+        """The batches of a request, one after another; a batch that is not there is made now."""
         try:
             request = Request.from_bytes(ticket.ticket)
             job = self._open(request)
@@ -125,7 +125,7 @@ class Worker(Server):
         return flight.GeneratorStream(WIRED_SCHEMA, self._answers(job, request))
 
     def _answers(self, job: OpenJob, request: Request) -> Iterator[Any]:
-        """Batches as they are; or their heads, beside where bodies lie in shared memory."""
+        """Whole batches; or their heads, with the places of their bodies in shared memory."""
         self._maker.announce(job, request)
         first = request.batch
         while first < request.stop:
@@ -141,7 +141,7 @@ class Worker(Server):
                 yield without_bodies(records), pa.py_buffer(places)
 
     def do_action(self, context: Any, action: flight.Action) -> list[flight.Result]:
-        """`ping`; `about`: what it makes batches of, and what it has done."""
+        """Answer `ping`, or `about`: what it makes batches of, and what it has done."""
         if action.type == "ping":
             return json_result({"id": self.id})
         if action.type == "about":
@@ -149,11 +149,11 @@ class Worker(Server):
         raise flight_error(DataError(f"there is no action {action.type[:40]!r}: ping or about."))
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        """The actions that may be asked for beside batches."""
+        """The actions that may be requested besides batches."""
         return [("ping", "Whether it answers."), ("about", "What it serves, and what it did.")]
 
     def about(self) -> dict[str, Any]:
-        """Who it is and what it has done: what heartbeats carry."""
+        """What heartbeats carry: who the worker is, and what it has done."""
         maker, buffer = self._maker, self.buffer
         return {
             "id": self.id,
@@ -174,13 +174,13 @@ class Worker(Server):
         }
 
     def stop(self) -> None:
-        """Answer nothing any more."""
+        """Answer no more requests."""
         self._maker.close()
         self.shutdown()
         self._shared.close()
 
     def _open(self, request: Request) -> OpenJob:
-        """The job, checked against what this worker reads."""
+        """The job of a request, checked against what this worker reads."""
         job = request.job
         found = self._jobs.get(job.digest)
         if found is None:

@@ -1,6 +1,6 @@
 """Transforms of dense columns: floats to floats, or to ids.
 
-What needs a logarithm is computed in float64 and rounded to float32 once.
+Transforms with a logarithm compute in float64, and round once, to float32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest number that a dense column has."""
+"""The largest number that a dense column can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class DenseConfig(Config):
 
 
 class Dense(nn.Module, ABC):
-    """Dense columns -> each of their floats as `width` others, in their place or beside them."""
+    """Dense columns -> `width` floats for each of their floats, in their place or beside them."""
 
     dense = True
     width = 1
@@ -149,7 +149,7 @@ class OnehotConfig(DenseConfig):
 
 
 class Onehot(Dense):
-    """x -> [1 where x = i, else 0, for i in 0, ..., n - 1]; zeros alone of any other number."""
+    """x -> [1 if x = i, else 0, for i in 0, ..., n - 1]; only zeros for any other number."""
 
     def __init__(self, n: int, suffix: str) -> None:
         super().__init__(suffix)
@@ -220,16 +220,16 @@ class BucketizeConfig(Config):
 
 Floats = npt.NDArray[np.float32]
 CELLS = 8
-"""Cells of the grid for each border: few have several borders, so few numbers are searched for."""
+"""Grid cells per border: few cells hold several borders, so few numbers need a search."""
 
 
 def _grid(borders: Floats) -> tuple[np.float64, np.float64, npt.NDArray[np.int64]]:
-    """A grid over the borders: where it begins, cells in 1, and how many borders lie before each
-    cell.
+    """A grid over the borders: where it begins, how many cells lie in a range of 1, and how many
+    borders lie before each cell.
 
-    The cell of a number never falls as the number grows, so borders of cells before its own are
-    less than it, whatever is rounded. A border that is beyond float32 is infinite, and lies in the
-    first cell or in the last one.
+    A number's cell never falls as the number grows. So borders in cells before a number's own are
+    less than the number, whatever is rounded. A border beyond float32 is infinite, and lies in the
+    first or the last cell.
     """
     finite = borders[np.isfinite(borders)]
     if len(finite) < 2:
@@ -271,8 +271,8 @@ def _buckets(
 class Bucketize(nn.Module):
     """A column of floats x -> a feature of ids: the number of borders that are less than x.
 
-    Of n borders ids are 0, ..., n; a bucket has its upper border in it. A vector becomes a list of
-    as many ids. Borders are float32, as columns are.
+    With n borders, ids are 0, ..., n; a bucket includes its upper border. A vector becomes a list
+    of as many ids. Borders are float32, like the columns.
     """
 
     dense = True
@@ -286,7 +286,7 @@ class Bucketize(nn.Module):
         self._cells = _grid(self.borders.numpy())
 
     def buckets(self, columns: Tensor, borders: Tensor) -> Tensor:
-        """[B, W] int64: of what is not a number, the last one."""
+        """[B, W] int64 the bucket of each number; NaN is in the last one."""
         if not columns.is_cpu:
             return torch.bucketize(columns, borders)
         made = torch.empty(columns.shape, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A user's own torch module as a transform: a file of torch.export, read without unpickling."""
+"""A user's own torch module as a transform: a torch.export file, read without unpickling."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ExportedConfig(Config):
 def export(module: nn.Module, file: Path) -> None:
     """Write a module of `forward(ids [N] int64, lengths [R] int64) -> (ids, lengths)` to a file.
 
-    The rows are those of all features that registry.yaml names, one after another; what comes out
-    has as many. Each row's result must depend on that row alone, as that of any transform on
-    unique samples, and the module must be one that torch.export takes.
+    The rows are those of all features that registry.yaml names, one after another; as many rows
+    must come out. As in any transform on unique samples, each row's result must depend only on that
+    row. torch.export must accept the module.
     """
     dynamic = torch.export.Dim.DYNAMIC
     program = torch.export.export(
@@ -57,7 +57,7 @@ def export(module: nn.Module, file: Path) -> None:
 class Exported(nn.Module):
     """Rows of ids -> the rows that a torch.export program makes of (ids, lengths).
 
-    Where rows keep their lengths ids keep their weights; else the new ids weigh 1.
+    If all rows keep their lengths, ids keep their weights; otherwise the new ids weigh 1.
     """
 
     def __init__(self, program: bytes, num_ids: int, name: str) -> None:
@@ -66,7 +66,7 @@ class Exported(nn.Module):
         self._run: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker is handed the program, and loads it itself."""
+        """The state for a worker: it gets the program, and loads it itself."""
         return {**self.__dict__, "_run": None}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -133,8 +133,8 @@ PLAIN = re.compile(
 
 
 def _check_archive(program: bytes, file: Path) -> None:
-    """`RegistryError` unless all of it is read without unpickling: torch would unpickle what else
-    such a file may hold, and that runs whatever it says."""
+    """Raise `RegistryError` unless the whole file can be read without unpickling: torch would
+    unpickle anything else in it, and so run any code that it holds."""
     try:
         with zipfile.ZipFile(io.BytesIO(program)) as archive:
             names = archive.namelist()

@@ -53,7 +53,7 @@ def _with_num_ids(schema: Schema, num_ids: int) -> Schema:
 
 
 def _narrowed(ids: Tensor, like: Tensor, num_ids: int) -> Tensor:
-    """int32 ids stay int32 where the range allows it."""
+    """The ids, as int32 again if `like` is int32 and the range allows it."""
     if like.dtype == ids.dtype:
         return ids
     return ids.to(like.dtype) if num_ids - 1 <= torch.iinfo(like.dtype).max else ids
@@ -75,7 +75,7 @@ class ClampConfig(Config):
 
 
 class Clamp(OfIds):
-    """id -> min(max(id, low), high); int32 ids stay int32 where the range allows it."""
+    """id -> min(max(id, low), high); int32 ids stay int32 if the range allows it."""
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__()
@@ -115,10 +115,10 @@ class SigridHashConfig(Config):
 
 
 class SigridHash(OfIds):
-    """id -> fmix64(id ^ fmix64(salt)) mod modulo, alike on every machine and in every version.
+    """id -> fmix64(id ^ fmix64(salt)) mod modulo, the same on every machine and in every version.
 
-    fmix64 is MurmurHash3's finalizer (`mixing.py`); its result is read as a signed number, of which
-    the remainder in [0, modulo) is taken. int32 ids stay int32 where modulo allows it.
+    fmix64 is MurmurHash3's finalizer (`mixing.py`). Its result is read as a signed number, and the
+    remainder in [0, modulo) is taken. int32 ids stay int32 if modulo allows it.
     """
 
     def __init__(self, modulo: int, salt: int = 0) -> None:
@@ -151,7 +151,7 @@ class PositiveModulusConfig(Config):
 
 
 class PositiveModulus(OfIds):
-    """id -> id - modulo * floor(id / modulo): the remainder in [0, modulo), of negative ids too."""
+    """id -> id - modulo * floor(id / modulo): the remainder in [0, modulo), even if id < 0."""
 
     def __init__(self, modulo: int) -> None:
         super().__init__()
@@ -216,10 +216,10 @@ class MapIdConfig(Config):
 
 
 class MapId(OfIds):
-    """id -> ids[id], or `other` where `ids` does not name it.
+    """id -> ids[id], or `other` if `ids` does not name it.
 
-    Ids are looked up in an array where they lie close together, else in a hash table of twice as
-    many cells; on CUDA by binary search.
+    Ids that lie close together are looked up in an array, others in a hash table with at least
+    twice as many cells; on CUDA, all are looked up by binary search.
     """
 
     def __init__(self, ids: Mapping[int, int], other: int = 0) -> None:
@@ -250,7 +250,7 @@ class MapId(OfIds):
         return made
 
     def by_search(self, ids: Tensor) -> Tensor:
-        """[N] int64 ids, mapped; on any device."""
+        """[N] int64 ids to mapped ids [N]; on any device."""
         named, becomes = (part.to(ids.device) for part in (self._named, self._becomes))
         if not len(named):
             return torch.full_like(ids, self.other)
@@ -265,12 +265,15 @@ class MapId(OfIds):
 
 
 ARRAY, ARRAY_SHARE = 1 << 16, 8
-"""An array has at most so many cells for each named id, and so many more."""
+"""An array is used if it needs at most `ARRAY_SHARE` cells per named id, and `ARRAY` more."""
 
 
 def _hash_table(named: I64, becomes: I64) -> tuple[I64, I64, npt.NDArray[np.bool_]]:
-    """Cells of an id, what it becomes and whether there is one: twice as many as ids, a power of
-    two, each id in the first free one from its hash on."""
+    """A hash table as three arrays: ids, what they become, and whether a cell is used.
+
+    It has at least twice as many cells as ids, a power of two; each id is in the first free cell
+    from its hash on.
+    """
     size = 1 << max(4, (2 * max(len(named), 1) - 1).bit_length())
     cells = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.bool_)
     _fill(named, becomes, *cells)
@@ -356,10 +359,10 @@ class GetLocalHourConfig(Config):
 
 
 class GetLocalHour(OfIds):
-    """A time in UTC -> the hour of the day there, 0 to 23: floor((t + offset(t)) / 3600 s) mod 24.
+    """A time in UTC -> the local hour, 0 to 23: floor((t + offset(t)) / 3600 s) mod 24.
 
-    offset(t) is the zone's, summer time included, from 1970 to 2100; before and after, as it is at
-    these ends.
+    offset(t) is the zone's offset, including summer time, from 1970 to 2100; earlier and later
+    times have the offset at these ends.
     """
 
     def __init__(self, zone: str, unit: Literal["s", "ms"] = "s") -> None:
@@ -405,10 +408,10 @@ LAST = 47_481 * DAY
 """2100-01-01 in UTC."""
 
 
-@cache  # a tenth of a second, and each reader of a process asks
+@cache  # it takes a tenth of a second, and each reader of a process calls it
 def _offsets(zone: str) -> tuple[list[int], list[int]]:
-    """The times, in seconds, when a zone's offset changes, and the offset before each change and at
-    last."""
+    """The times at which a zone's offset changes, and the offsets before each change and after the
+    last one, all in seconds."""
     info, epoch = ZoneInfo(zone), datetime(1970, 1, 1, tzinfo=UTC)
 
     def offset(second: int) -> int:
@@ -420,7 +423,7 @@ def _offsets(zone: str) -> tuple[list[int], list[int]]:
     for day in range(DAY, LAST + 1, DAY):
         if (after := offset(day)) == offsets[-1]:
             continue
-        # No zone changes twice a day: the offset is the old one up to some second of it.
+        # No zone changes twice a day: the old offset holds up to some second of the day.
         before = offsets[-1]
         seconds = range(day - DAY, day + 1)
         changes.append(seconds[bisect_left(seconds, True, key=lambda s: offset(s) != before)])

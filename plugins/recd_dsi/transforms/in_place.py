@@ -1,4 +1,4 @@
-"""Transforms whose features keep their names: rows in, rows out, whichever feature they are of."""
+"""Transforms that keep the names of features: rows in, rows out, for any feature."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["InPlace", "InRows", "OfIds"]
 
 InRows = tuple[Tensor, Tensor, Tensor | None]
-"""Ids [lengths.sum()] of rows, their lengths [B], and the weights of the ids, if they have some."""
+"""Ids [lengths.sum()] of rows, the rows' lengths [B], and the ids' weights, or None."""
 
 
 class InPlace(nn.Module, ABC):
-    """Rows -> as many rows. The host runs `of_rows` without a KJT where it needs none."""
+    """Rows -> as many rows. The host calls `of_rows` directly if it needs no KJT."""
 
     @abstractmethod
     def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> InRows:
-        """What becomes of the rows; `lengths` itself where they keep their lengths."""
+        """The new rows; if they keep their lengths, the result has the same `lengths` object."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         before, weighed = features.lengths(), features.weights_or_none()
@@ -33,13 +33,13 @@ class InPlace(nn.Module, ABC):
 
 
 class OfIds(InPlace):
-    """An id's result depends on that id alone."""
+    """Transforms each id by itself: the result depends only on that id."""
 
     elementwise = True
 
     @abstractmethod
     def of_ids(self, ids: Tensor) -> Tensor:
-        """[N] ids to as many."""
+        """[N] ids to new ids [N]."""
 
     def of_rows(self, ids: Tensor, lengths: Tensor, weights: Tensor | None) -> InRows:
         return self.of_ids(ids), lengths, weights

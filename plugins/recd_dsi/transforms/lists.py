@@ -1,4 +1,4 @@
-"""Transforms of whole rows: which ids a row keeps, in which places, with which weights."""
+"""Transforms of whole rows: which ids a row keeps, in which places and with which weights."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = [
 
 
 def places_in_rows(lengths: Tensor) -> Tensor:
-    """[lengths.sum()] int64: which id of its row each is, from 0."""
+    """[lengths.sum()] int64: the place of each id in its row, from 0."""
     begins = lengths.long().cumsum(0) - lengths
     behind = torch.repeat_interleave(begins, lengths)
     return torch.arange(len(behind), device=lengths.device) - behind
 
 
 def lengths_kept(lengths: Tensor, kept: Tensor) -> Tensor:
-    """[B] int64: how many ids each row keeps, of those kept [lengths.sum()]."""
+    """[B] int64: how many ids each row keeps; `kept` [lengths.sum()] says which are kept."""
     if kept.is_cpu:
         left = torch.empty(len(lengths), dtype=torch.int64)
         _count(lengths.contiguous().numpy(), kept.numpy(), left.numpy())
@@ -135,9 +135,9 @@ class SamplingConfig(Config):
 class Sampling(InPlace):
     """Row [x_0, x_1, ...] -> those x_i for which u(x_i, i) < share, with their weights.
 
-    u(x, i) in [0, 1) is the upper 53 bits of fmix64(fmix64(x ^ fmix64(salt)) ^ i), times 2^-53: a
-    draw that depends on the id, its place in the row and the salt alone, so that a row is drawn
-    alike wherever it occurs.
+    u(x, i) in [0, 1) is the upper 53 bits of fmix64(fmix64(x ^ fmix64(salt)) ^ i), times 2^-53. The
+    draw depends only on the id, its place in the row and the salt, so equal rows keep the same ids
+    wherever they occur.
     """
 
     def __init__(self, share: float, salt: int) -> None:
@@ -214,9 +214,9 @@ class ComputeScoreConfig(Config):
 
 
 class ComputeScore(nn.Module):
-    """An id's weight w -> scale * |w|^power * sign(w) + offset; a weight of 1 where it has none.
+    """An id's weight w -> scale * |w|^power * sign(w) + offset; w = 1 if ids have no weights.
 
-    The features are scored afterwards.
+    The resulting features are scored.
     """
 
     def __init__(self, scale: float = 1.0, power: float = 1.0, offset: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Transforms that make a feature of others: n-grams, crosses, intersections, unions, places."""
+"""Transforms that make a new feature: n-grams, crosses, intersections, unions, places."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 I64 = npt.NDArray[np.int64]
 Words = tuple[I64, I64]
-"""Ids and lengths of a feature's rows, as compiled loops take them."""
+"""The ids and lengths of a feature's rows, for compiled loops."""
 
 
 class Rows(NamedTuple):
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, features: KeyedJaggedTensor, name: str) -> Rows:
-        # Slices: `features[name]` finds every row's offset besides.
+        # Slices, because `features[name]` would also compute every row's offset.
         place, stride = features.keys().index(name), features.stride()
         first, last = features.offset_per_key()[place : place + 2]
         weights = features.weights_or_none()
@@ -71,18 +71,18 @@ class Rows(NamedTuple):
         return cls(torch.from_numpy(ids), torch.from_numpy(lengths))
 
     def words(self) -> Words:
-        """Ids and lengths, for compiled loops."""
+        """The ids and lengths, for compiled loops."""
         return self.ids.contiguous().numpy(), self.lengths.contiguous().numpy()
 
     @property
     def begins(self) -> Tensor:
-        """[B]: where each begins."""
+        """[B]: where each row begins."""
         return self.lengths.cumsum(0) - self.lengths
 
 
 def _words(features: KeyedJaggedTensor, names: Sequence[str]) -> Iterator[Words]:
-    """`Rows.of(...).words()` of some features on the CPU, without tensors on the way: to make them
-    takes longer than a small batch's ids."""
+    """`Rows.of(...).words()` of some features on CPU, without tensors in between: making these
+    would take longer than the work on a small batch's ids."""
     ids, lengths = features.values().numpy(), features.lengths().numpy()
     keys, ends, stride = features.keys(), features.offset_per_key(), features.stride()
     for place in map(keys.index, names):
@@ -110,7 +110,7 @@ class NewFeatureConfig(Config):
 
 
 class NewFeature(nn.Module, ABC):
-    """Features by name -> the same and one more, behind them; or that one alone."""
+    """Features by name -> the same features, followed by a new one; or only the new one."""
 
     def __init__(self, takes: tuple[str, ...], config: NewFeatureConfig) -> None:
         super().__init__()
@@ -119,19 +119,19 @@ class NewFeature(nn.Module, ABC):
 
     @property
     def adds(self) -> str | None:
-        """The feature that comes behind those that it takes; None where these go."""
+        """The feature that is added to those that it takes; None if these are removed."""
         return self.config.into if self.config.keep else None
 
     @abstractmethod
     def made(self, features: KeyedJaggedTensor) -> Rows:
-        """The rows of the new feature, of those that it takes among others."""
+        """The rows of the new feature, made from the features `takes` among others."""
 
     @abstractmethod
     def num_ids(self, sources: tuple[SparseFeature, ...]) -> int:
-        """The number of ids that it has."""
+        """The number of ids of the new feature."""
 
     def scored(self, sources: tuple[SparseFeature, ...]) -> bool:
-        """Whether its ids have weights."""
+        """Whether the new feature's ids have weights."""
         return False
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -184,7 +184,7 @@ class NGramConfig(NewFeatureConfig):
 
 
 class NGram(NewFeature):
-    """Row [x_1, ..., x_k], of several features joined, -> k - n + 1 ids, or none where k < n.
+    """Row [x_1, ..., x_k], of several features joined, -> k - n + 1 ids, or none if k < n.
 
     Id i is h mod modulo, where h = fmix64(salt) and, for each x of x_i, ..., x_(i+n-1),
     h = fmix64(h ^ x); h is read as a signed number.
@@ -238,7 +238,7 @@ def _n_grams(
 
 
 def _side_by_side(parts: list[Rows]) -> Rows:
-    """Row by row, the ids of the first part, then those of the next."""
+    """For each row, the ids of the first part, followed by those of the next parts."""
     if len(parts) == 1:
         return parts[0]
     ids, lengths = torch.cat([part.ids for part in parts]), [part.lengths for part in parts]
@@ -284,7 +284,7 @@ class CartesianConfig(PairConfig):
 class Cartesian(NewFeature):
     """Rows [a_1, ..., a_k] and [b_1, ..., b_m] -> an id for each of the k m pairs, b fastest.
 
-    That of (a, b) is fmix64(fmix64(a ^ fmix64(salt)) ^ b), read as a signed number, mod modulo.
+    The id of (a, b) is fmix64(fmix64(a ^ fmix64(salt)) ^ b), read as a signed number, mod modulo.
     """
 
     def __init__(self, config: CartesianConfig) -> None:
@@ -340,7 +340,7 @@ def build_cartesian(config: CartesianConfig, context: Context) -> Cartesian:
 
 
 class Intersection(NewFeature):
-    """Rows a and b -> the ids of a that b has too, in the order of a, with their weights."""
+    """Rows a and b -> the ids of a that b also has, in the order of a, with their weights."""
 
     def __init__(self, config: PairConfig) -> None:
         super().__init__((config.left, config.right), config)
@@ -399,13 +399,13 @@ def build_union(config: PairConfig, context: Context) -> Union:
 
 
 def _kept(rows: Rows, kept: Tensor) -> Rows:
-    """The ids that are kept [lengths.sum()], in rows as before."""
+    """The rows, with only the ids that `kept` [lengths.sum()] marks."""
     weights = None if rows.weights is None else rows.weights[kept]
     return Rows(rows.ids[kept], lengths_kept(rows.lengths, kept), weights)
 
 
 def in_rows(rows: Rows, others: Rows) -> Tensor:
-    """[rows.lengths.sum()] bool: whether each id is in the row of `others` beside its own."""
+    """[rows.lengths.sum()] bool: whether each id is in the row of `others` for the same sample."""
     if not rows.ids.is_cpu:
         return in_rows_by_torch(rows, others)
     found = torch.empty(len(rows.ids), dtype=torch.bool)

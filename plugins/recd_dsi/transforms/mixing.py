@@ -1,8 +1,8 @@
-"""Ids mixed to 64 evenly spread bits: MurmurHash3's finalizer, one id or several into one.
+"""Ids mixed to 64 evenly spread bits, one id or several into one: MurmurHash3's finalizer.
 
 fmix64 is a bijection of 64 bits:
 `h ^= h >>> 33; h *= 0xFF51AFD7ED558CCD; h ^= h >>> 33; h *= 0xC4CEB9FE1A85EC53; h ^= h >>> 33`.
-On CPU ids are mixed in one pass, on the thread that calls; elsewhere by torch, to the same bits.
+On CPU, ids are mixed in one pass, on the calling thread; elsewhere torch gives the same bits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 FIRST, SECOND = (np.uint64(factor) for factor in FACTORS)
 SHIFT = np.uint64(33)
 SPREAD = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 over the golden ratio: ids times it differ in their upper bits."""
+"""2^64 over the golden ratio: products of ids with it differ in their upper bits."""
 LOW = 2**31 - 1
-"""What a shift by 33 leaves, without the sign that it drags along."""
+"""The bits that remain after a shift by 33, without copies of the sign bit."""
 
 
 def key_of(salt: int) -> int:
@@ -35,10 +35,10 @@ def key_of(salt: int) -> int:
 
 
 def fold(columns: Sequence[Tensor], key: int, modulo: int) -> Tensor:
-    """[N] int64: h of the n-th of each column, `h = key; for x: h = fmix64(h ^ x)`.
+    """[N] int64: h of the n-th id of each column, where `h = key; for x: h = fmix64(h ^ x)`.
 
-    h is read as a signed number, of which the remainder in [0, modulo) is taken; none where modulo
-    is 0.
+    h is read as a signed number, and its remainder in [0, modulo) is taken; if modulo is 0, h
+    itself is returned.
     """
     if columns[0].is_cpu:
         words = [column.contiguous().numpy().view(np.uint64) for column in columns]

@@ -1,4 +1,4 @@
-"""The ids of a row that the row beside it has too, by a hash table of one of the two."""
+"""Which ids of a row are also in another row of the same sample, by a hash table of one row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SPARE = 16
-"""Cells of a row's table for each of its ids, at least: one in so many is taken by another id."""
+"""The least number of cells per id in a row's table, so that at most one cell in this many is
+used."""
 
 
 @kernel
