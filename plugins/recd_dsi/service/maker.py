@@ -49,8 +49,8 @@ AHEAD = 256
 otherwise, each request would make it look through a whole epoch."""
 ENDS = "the worker ends: ask another one."
 PASSED = MOST_BATCHES
-"""How many earlier batches are made before a window is rather read anew: a client asks for several
-runs at a time, and the first run may not be the first to arrive."""
+"""How many earlier batches may be made on the way to a batch, rather than reading a window anew: a
+client asks for several runs at a time, and the first run may not be the first to arrive."""
 
 
 class OpenJob:

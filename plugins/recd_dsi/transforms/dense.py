@@ -1,6 +1,6 @@
 """Transforms of dense columns: floats to floats, or to ids.
 
-Transforms with a logarithm compute in float64, and round once, to float32.
+Transforms with a logarithm compute in float64, and round to float32 once, at the end.
 """
 
 from __future__ import annotations

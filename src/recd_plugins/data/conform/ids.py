@@ -51,7 +51,7 @@ class Elements(NamedTuple):
 
     @property
     def absent(self) -> npt.NDArray[np.bool_] | None:
-        """Which elements are null or have no finite weight; None if none is known to be so."""
+        """Which elements are null or have no finite weight; None if there are none."""
         ids = missing(self.values) if has_missing(self.values) else None
         if self.weights is None or finite(self.weights):
             return ids

@@ -68,7 +68,7 @@ class SplitBy(Config):
 
 
 class Quantile:
-    """The time after which a given share of the rows lies; times may come in any order.
+    """The time from which on a given share of the rows lies; times may come in any order.
 
     Every k-th time is kept, and k doubles when too many are kept; up to about a million, all are.
     """

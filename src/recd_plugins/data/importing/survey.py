@@ -124,8 +124,8 @@ def _check_headers(found: Sample) -> None:
 
 
 def _nearly_numbers(columns: Mapping[str, pa.ChunkedArray]) -> Iterator[str]:
-    """A doubt for each text column in which all but a few values are numbers, as if for a line of
-    totals."""
+    """A doubt for each text column in which all but a few values are numbers, for example because
+    of a line of totals."""
     for name, column in columns.items():
         if not pa.types.is_string(column.type):
             continue

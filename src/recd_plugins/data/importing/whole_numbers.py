@@ -24,11 +24,11 @@ SMOOTH = 0.35
 SURELY_SMOOTH = 0.9
 FEWEST_LAST = 30
 FEWEST_LAST_SHARE = 0.005
-"""From this number, and this share, of rows in the last fifth of a range on, its end shows whether
-the range ends abruptly or thins out."""
+"""The least number and share of rows in the last fifth of a range that show whether the range ends
+abruptly or thins out."""
 MANY = 100
 FILLED = 0.4
-"""The share of a range above which its values are filled by ids; counts fill only small ranges."""
+"""Ids have more than this share of the values in their range; counts do only in small ranges."""
 SPARSE = 0.05
 """The share of a range below which its values may be counts with a long tail."""
 HIGH = 1e9
