@@ -1,7 +1,7 @@
 """The collectives that TorchRec's modules ask torch.distributed for; as of TorchRec 1.5 to 1.9.
 
-TorchRec has no option for how its modules exchange. Its two files that do it ask `dist`, which is
-replaced in them once another function answers for one of its collectives.
+TorchRec has no option for how its modules exchange. Two of its files do so, through `dist`. Their
+`dist` is replaced as soon as another function stands in for one of its collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["answer"]
 
 
 def answer(name: str, function: Callable[..., Any]) -> None:
-    """From now on TorchRec's modules ask this function where they asked torch.distributed's of that
+    """From now on TorchRec's modules call this function instead of torch.distributed's of that
     name."""
     _ANSWERS[name] = function
     for module in (comm_ops, dist_data):
@@ -24,7 +24,7 @@ def answer(name: str, function: Callable[..., Any]) -> None:
 
 
 class _AskedOfTorch:
-    """torch.distributed, but for what others answer."""
+    """torch.distributed, except for the functions that `answer` has replaced."""
 
     def __getattr__(self, name: str) -> Any:
         return _ANSWERS.get(name) or getattr(dist, name)

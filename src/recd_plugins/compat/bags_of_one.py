@@ -1,12 +1,12 @@
 """Rows that fbgemm's kernels for the CPU yield one by one, looked up as bags of one id.
 
-The weights are the same. But the gradients of rows that come one by one are summed by a hash table
-with a vector for each row, which takes microseconds for a row, and those of bags by a sort, which
-takes a tenth of that.
+The weights are the same. But the gradients of single rows are summed by a hash table with a vector
+for each row, which takes microseconds per row; those of bags are summed by a sort, which takes a
+tenth of that.
 
-A kernel has the rows of all its tables one behind the other. So where all have one width, a lookup
-is one of a table that holds them all, in which the ids of a feature begin at its table's first row.
-As of fbgemm 1.6 to 1.9.
+A kernel has the rows of all its tables one after another. So where all have the same width, a
+lookup can treat them as a single table, in which the ids of a feature begin at its table's first
+row. As of fbgemm 1.6 to 1.9.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ from recd_plugins.compat.torchrec import fused_kernels
 __all__ = ["FEWEST_IDS", "look_up_as_bags"]
 
 DECAYS = (0, 1, 2)
-"""fbgemm's `WeightDecayMode` NONE, L2 and DECOUPLE, which do nothing where the decay is 0. Where it
-is not, the two kernels decay rows otherwise."""
+"""fbgemm's `WeightDecayMode` NONE, L2 and DECOUPLE, which do nothing if the decay is 0. If it is
+not 0, the two kernels decay rows differently."""
 FEWEST_IDS = 512
-"""Ids of a lookup of which it takes as long either way: fewer are looked up one by one."""
+"""The number of ids for which a lookup takes the same time either way. Fewer are looked up one by
+one."""
 UNCHECKED = BoundsCheckMode.NONE.value
 OWN = "_bags_of_one"
-"""The name by which a kernel has its `_OneTable`."""
+"""The attribute of a kernel that holds its `_OneTable`."""
 
 
 def look_up_as_bags(module: nn.Module) -> dict[str, str]:
-    """Have the kernels of a sharded module, or one by itself, look rows up as bags of one, where
-    that trains the same weights. Of each table that is looked up by rows, why it is not: nothing
-    where it is from now on."""
+    """Have the kernels of a sharded module, or a single kernel, look rows up as bags of one, where
+    that trains the same weights.
+
+    Returns, for each table that is looked up by rows, the reason why its lookups stay as they are:
+    an empty string if they are bags of one from now on.
+    """
     found: dict[str, str] = {}
     alone = isinstance(module, SplitTableBatchedEmbeddingBagsCodegen)
     for kernel in [module] if alone else fused_kernels(module):
@@ -58,7 +62,8 @@ def look_up_as_bags(module: nn.Module) -> dict[str, str]:
 
 
 def _why_not(kernel: Any) -> str:
-    """Why a kernel's rows are left to come one by one: a clause; nothing where they need not."""
+    """Why a kernel's rows must still come one by one: a clause, or an empty string if they need
+    not."""
     dims = {dim for _, dim, *_ in kernel.embedding_specs}
     kinds = {kernel.weights_precision, SparseType.from_int(kernel.output_dtype)}
     state, arguments = _state_of(kernel), kernel.optimizer_args
@@ -81,23 +86,23 @@ def _why_not(kernel: Any) -> str:
 
 
 def _state_of(kernel: Any) -> StateWidth | None:
-    """Numbers of optimizer state for a row; None of an optimizer that is not known to train alike
-    by both kernels."""
+    """How many numbers of optimizer state a row has; None if it is not known whether both kernels
+    train it alike."""
     return state_width({"optimizer": kernel.optimizer})
 
 
 @dataclass
 class _OneTable:
-    """What a kernel has during a lookup of bags, in place of its own."""
+    """What a kernel has during a lookup of bags, in place of its own attributes."""
 
     first_rows: Tensor
-    """[F] int64: the row of all at which the table of a feature begins."""
+    """[F] int64: the row, counted over all tables, at which the table of a feature begins."""
     buffers: dict[str, Tensor]
     width: int
     num_rows: int
     """Rows of all tables together."""
     before: dict[str, Any] = field(default_factory=dict)
-    """What is the kernel's own, during a lookup."""
+    """The kernel's own attributes, kept during a lookup."""
 
     @classmethod
     def of(cls, kernel: Any) -> _OneTable:
@@ -115,7 +120,8 @@ class _OneTable:
         return cls(kernel.weights_offsets // width, buffers, width, int(cumulated[-1]))
 
     def swap(self, kernel: Any) -> None:
-        """Have the kernel be of one table whose bags are summed, and whose ids were checked."""
+        """Make the kernel one of a single table whose bags are summed and whose ids are already
+        checked."""
         one = {
             "pooling_mode": PoolingMode.SUM,
             "total_D": self.width,
@@ -134,8 +140,11 @@ class _OneTable:
 def _begin(
     kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Hand the kernel bags of one id; few ids, those that nothing learns from, those of rows that
-    decay by now, and what is no plain lookup stay as they are."""
+    """Hand the kernel bags of one id.
+
+    Some lookups stay as they are: those of few ids, those without gradients, those of rows that
+    have a weight decay by now, and those with other arguments than ids and offsets.
+    """
     if args or set(kwargs) != {"indices", "offsets"} or not torch.is_grad_enabled():
         return None
     if kernel.optimizer_args.weight_decay:  # by `update_hyper_parameters`
@@ -153,9 +162,9 @@ def _begin(
             kernel.bounds_check_mode_int,
             kernel.bounds_check_warning,
         )
-    if ids.min() < 0:  # pruned, and no row of any table
+    if ids.min() < 0:  # pruned ids, which are not rows of any table
         return None
-    if one.num_rows > torch.iinfo(ids.dtype).max:  # rows of all tables that such ids cannot name
+    if one.num_rows > torch.iinfo(ids.dtype).max:  # ids of this type cannot number all tables' rows
         return None
     if num_features > 1:
         counts = offsets[:: (len(offsets) - 1) // num_features].diff()

@@ -1,16 +1,16 @@
-"""All-to-alls on gloo whose two ways go at once, TorchRec's own among them; as of TorchRec 1.5 to
-1.9.
+"""All-to-alls on gloo, including TorchRec's own, that send in both directions at once; as of
+TorchRec 1.5 to 1.9.
 
-By gloo's all-to-all a rank tells a peer on the same connection that it is ready to receive, and
-what it sends. Who comes later than the peer finds the peer ready, sends all that it has, and says
-only behind that it is ready too: the two ways of the connection take turns. Between nodes
-an exchange then takes up to twice the time of its bytes. Here a rank says to all peers that it is
-ready, and then sends, by messages between two ranks.
+In gloo's all-to-all, a rank uses the same connection to tell a peer that it is ready to receive
+and to send its data. The later of the two ranks finds its peer ready, sends all its data, and only
+after that says that it is ready too: the two directions of the connection take turns. Between nodes
+an exchange then takes up to twice the time that its bytes need. Here a rank first tells all peers
+that it is ready, and then sends, by messages between two ranks.
 
-A profile has a message until it is waited for. torch then writes the end into memory of the
-profile, and one that has stopped has none any more: whoever waits for a message past it, as of a
-batch to come, would write over other memory. So profiles have no messages, unless one shows them
-(`show_messages`) and waits for all before it stops.
+A profile records a message until somebody waits for it. torch then writes the end into the
+profile's memory, which is gone once the profile has stopped: a later wait, as for a batch to come,
+would overwrite other memory. So profiles record no messages, unless a caller shows them
+(`show_messages`) and waits for all of them before the profile stops.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 ]
 
 TAG = 0xB07
-"""Of our messages: a trainer's own between two ranks have others."""
+"""The tag of our messages: a trainer's own messages between two ranks have other tags."""
 MOST_UNDER_WAY = 64
-"""Exchanges that nobody has waited for yet, as those of a batch that is never looked up, or that
-has no backward: past that the oldest, which every peer began before, is waited for."""
+"""The most exchanges that nobody has waited for yet, such as those of a batch that is never looked
+up or has no backward. Beyond that, the oldest is waited for, which every peer began earlier."""
 
 _OPERATORS = torch.library.Library("recd_plugins", "FRAGMENT")
 _OPERATORS.define(
@@ -51,12 +51,14 @@ _OPERATORS.define(
 
 
 def can_exchange_both_ways(group: ProcessGroup) -> bool:
-    """Whether the ways of a group's connections would take turns: those of gloo, on the CPU."""
+    """Whether the two directions of a group's connections would take turns: those of gloo, on the
+    CPU."""
     return group.size() > 1 and backend_of(group, "cpu") == "gloo"
 
 
 def exchange_both_ways(group: ProcessGroup, on: bool = True) -> None:
-    """Have TorchRec's modules exchange both ways at once in this group, on the CPU; or as before.
+    """Have TorchRec's modules exchange both ways at once in this group, on the CPU; or, if not
+    `on`, as before.
 
     Every rank of the group must call it between the same exchanges.
     """
@@ -69,13 +71,13 @@ def exchange_both_ways(group: ProcessGroup, on: bool = True) -> None:
 
 @contextmanager
 def show_messages() -> Iterator[None]:
-    """Inside, a profile has the messages of exchanges that begin, until they are waited for; on
-    leaving, all that are under way are. So the profile must stop after that."""
+    """Inside, a profile records the messages of exchanges that begin, until they are waited for.
+    On leaving, all exchanges under way are waited for, so the profile must stop after that."""
     global _SHOWN
     _SHOWN = True
     try:
         yield
-        # Not after an error: a peer that is gone would be waited for, and the error not told.
+        # Not after an error: this would wait for a peer that is gone, and hide the error.
         for under_way in [*_UNDER_WAY.values()]:
             for one in [*under_way]:
                 one.wait()
@@ -91,8 +93,8 @@ def all_to_all_both_ways(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """torch.distributed's `all_to_all_single`, of tensors on the CPU. All ranks must take the same
-    of the two.
+    """torch.distributed's `all_to_all_single`, for tensors on the CPU. All ranks must call the same
+    one of the two.
 
     It is an operator, so that whoever counts collectives sees an all-to-all.
     """
@@ -138,8 +140,8 @@ class _Exchange(dist.Work):
     """The messages of an exchange that is under way."""
 
     def __init__(self, works: Sequence[dist.Work], under_way: dict[_Exchange, None]) -> None:
-        """gloo drops messages whose work nobody holds, and the next would come in their place; so
-        it stays in `under_way` until it is waited for."""
+        """gloo drops messages whose work nobody holds, and the next one would come in their place.
+        So an exchange stays in `under_way` until it is waited for."""
         super().__init__()
         self._works = works
         self._under_way = under_way
@@ -169,7 +171,7 @@ def _all_to_all_single(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """torch.distributed's, but as the group exchanges."""
+    """torch.distributed's function, or ours where the group exchanges both ways at once."""
     at_once = (group or dist.group.WORLD) in _ON and output.device.type == "cpu"
     call: Any = all_to_all_both_ways if at_once else dist.all_to_all_single
     work: dist.Work | None = call(
@@ -181,6 +183,6 @@ def _all_to_all_single(
 _ON: WeakSet[ProcessGroup] = WeakSet()
 _UNDER_WAY: WeakKeyDictionary[ProcessGroup, dict[_Exchange, None]] = WeakKeyDictionary()
 _SHOWN = False
-"""Whether profiles have messages."""
+"""Whether profiles record messages."""
 _BEGUN: list[_Exchange] = []
-"""What the operator began, until it is handed out."""
+"""The exchange that the operator began, until it is handed out."""

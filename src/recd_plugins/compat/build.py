@@ -1,14 +1,14 @@
-"""Does the torch that lies here load, and is it the build for this target?
+"""Does the installed torch load, and is it the build for this target?
 
     python -m recd_plugins.compat.build cpu
 
-`make` asks that of what it has installed. Where PyTorch's own index is out of reach, pip takes
-PyPI's torch, which is the build for CUDA, whose libraries the CPU's lock leaves out: its versions
-are right, and it does not load.
+`make` checks its installation with this. If PyTorch's own index is out of reach, pip takes PyPI's
+torch. That is the build for CUDA, and the CPU's lock leaves out CUDA's libraries: its versions are
+right, but it does not load.
 
-fbgemm's build for CUDA asks for a library of NVIDIA's driver, which a machine that installs for
-others may lack: the node where users log in, or one that builds an image. All is installed there,
-and `make` goes on by the exit code `NO_DRIVER`.
+fbgemm's build for CUDA needs a library of NVIDIA's driver. A machine that installs for others may
+lack it: the node where users log in, or one that builds an image. Everything is installed there,
+and `make` goes on when it sees the exit code `NO_DRIVER`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ __all__ = [
 
 INDEX = "https://download.pytorch.org/whl/cpu"
 MISSING = re.compile(r"([^\s:]+): cannot open shared object file")
-"""What the system's loader says of a library that is not there."""
+"""The message of the system's loader about a missing library."""
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
-"""How the names of libraries begin that come with NVIDIA's driver."""
+"""The beginnings of the names of libraries that come with NVIDIA's driver."""
 NO_DRIVER = 3
-"""The exit code where the driver alone is missing."""
+"""The exit code if only the driver is missing."""
 
 
 class NoDriverError(VersionError):
-    """The build for CUDA is here, and NVIDIA's driver is not."""
+    """The build for CUDA is here, but NVIDIA's driver is not."""
 
 
 class Build(NamedTuple):
-    """The build of torch, as its files say, which may be read where it does not load."""
+    """The build of torch, read from its files, which works even if it does not load."""
 
     version: str
     cuda: str | None
-    """The CUDA that it is built for."""
+    """The version of CUDA that it is built for; None for the CPU."""
 
     def __str__(self) -> str:
         return f"torch {self.version}, built for {f'CUDA {self.cuda}' if self.cuda else 'the CPU'}"
@@ -70,8 +70,8 @@ def installed_build() -> Build:
 
 
 def load() -> None:
-    """Import torch, have an operator of fbgemm's, and import TorchRec, which takes whatever is left
-    of them."""
+    """Import torch, an operator of fbgemm's, and TorchRec, which would import even with the others
+    incomplete."""
     import torch
 
     try:
@@ -86,7 +86,8 @@ def load() -> None:
 def check_build(
     build: Build, target: str | None = None, *, load: Callable[[], None] = load
 ) -> None:
-    """`VersionError` with what to do, unless it loads and `target` (cpu or cuda) is its own."""
+    """Raises `VersionError` with what to do, unless the build loads and fits `target` (cpu or
+    cuda)."""
     if target == "cuda" and build.cuda is None:
         raise VersionError(
             f"Here is {build}, and the target is cuda. Name no folder or index with wheels for the "
@@ -114,7 +115,8 @@ def check_build(
 
 
 def missing_library(error: BaseException | None) -> str | None:
-    """The library for want of which an import failed, by an error or by what caused it."""
+    """The library whose absence made an import fail, by the error or its causes; None if that is
+    not why."""
     while error is not None:
         if found := MISSING.search(str(error)):
             return found[1]
@@ -123,7 +125,7 @@ def missing_library(error: BaseException | None) -> str | None:
 
 
 def not_loaded(error: BaseException) -> str:
-    """The message of a failed import, which names the library that is missing."""
+    """The message of a failed import, with the name of a missing library."""
     missing = missing_library(error) or ""
     return str(error) if missing in str(error) else f"{error}: there is no {missing}"
 

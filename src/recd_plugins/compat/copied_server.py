@@ -1,7 +1,7 @@
 """A fork server that is a copy of the process whose workers it forks.
 
 multiprocessing, as of Python 3.13, starts an interpreter for its server and has no public way to
-start it otherwise: the private fields that are set here are what it keeps of the one it started.
+start it differently. The private fields set here are those in which it keeps the server it started.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ __all__ = ["copy_as_fork_server"]
 
 
 def copy_as_fork_server() -> bool:
-    """Have this process's workers forked from a copy of it as it is now, if it can be copied;
-    whether it was.
+    """Have this process's workers forked from a copy of it as it is now, if it can be copied.
+    Returns whether it was copied.
 
-    A server that is an interpreter of its own takes seconds to import what is here already. A
-    process can be copied while it has one thread, where torch is built for the CPU. One that does
-    this before it loads or computes anything has workers that find what those of another server
-    would.
+    A server with an interpreter of its own takes seconds to import what is already here. A process
+    can be copied while it has one thread, where torch is built for the CPU. If a process does this
+    before it loads or computes anything, its workers find the same as those of another server.
     """
     server: Any = forkserver._forkserver
     asks_for_a_key = hasattr(server, "_forkserver_authkey")  # Python 3.14's, which it makes itself
@@ -48,7 +47,7 @@ def copy_as_fork_server() -> bool:
         os.chmod(address, 0o600)
         listener.listen()
         alive, ours = os.pipe()
-        for stream in (sys.stdout, sys.stderr):  # or what waits there would be printed twice
+        for stream in (sys.stdout, sys.stderr):  # otherwise buffered text would be printed twice
             stream.flush()
         pid = os.fork()
         if pid == 0:
@@ -63,12 +62,12 @@ def copy_as_fork_server() -> bool:
 
 
 def _be_the_server(listener: int, alive: int, folder: str) -> NoReturn:
-    """Fork what is asked for until nobody is left who could ask, with no end of this process's
-    own."""
+    """Fork the workers that are asked for until nobody is left to ask. The process then exits
+    without the exit handlers that it was copied with."""
     code = 1
     try:
         outlive_stops()
-        gc.freeze()  # a worker that looked for garbage among imports would get them all copied
+        gc.freeze()  # a worker's garbage collection would copy the memory of all imports
         forkserver.main(listener, alive, [])
     except SystemExit:
         code = 0

@@ -1,5 +1,5 @@
-"""The weights of tables at home, as TorchRec's parameters and state dicts have them: they report
-whoever reads them, for replicas may have newer rows. As of TorchRec 1.5 to 1.9."""
+"""The home weights of tables, as TorchRec's parameters and state dicts have them. They report each
+read, because replicas may have newer rows. As of TorchRec 1.5 to 1.9."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torchrec.distributed.types import ShardedTensor
 __all__ = ["HomeWeights", "report_reads", "report_reads_of_shards"]
 
 Report = Callable[[str], bool]
-"""A method that is called with the name of a table which somebody reads; it answers whether
-replicas have rows of it."""
+"""A method that is called with the name of a table when somebody reads it. It returns whether
+replicas have rows of that table."""
 
 DATA: Callable[..., Any] = Tensor.data.__get__  # type: ignore[attr-defined]
-"""What torch calls for the attribute `data`."""
+"""The function that torch calls for the attribute `data`."""
 
 VIEWS = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})
-"""Attributes of a tensor by which its numbers are read; others say what it is."""
+"""The attributes of a tensor that read its numbers; the others only describe it."""
 
 NO_NUMBERS = frozenset(
     {
@@ -38,16 +38,16 @@ NO_NUMBERS = frozenset(
         *("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"),
     }
 )
-"""Functions of torch that ask of a tensor what it is, and not what numbers it has."""
+"""Functions of torch that ask what a tensor is, and not what numbers it has."""
 
 READ_BY = ("local_shards", "__getstate__")
-"""The methods of a ShardedTensor by which its numbers are read."""
+"""The methods of a ShardedTensor that read its numbers."""
 
 
 class HomeWeights(TableBatchedEmbeddingSlice):
     """TorchRec's parameter of a table, which reports each function of torch that reads it.
 
-    It does not report what writes into it: `HomeTable.writes` counts that.
+    It does not report writes: `HomeTable.writes` counts those.
     """
 
     @classmethod
@@ -59,30 +59,30 @@ class HomeWeights(TableBatchedEmbeddingSlice):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if any(kind is not cls for kind in types):
-            return NotImplemented  # of ShardedTensors, say, which know what to do
+            return NotImplemented  # ShardedTensors, for example, know what to do
         named = dict(kwargs or {})
         read = [*_read(func, args, named)]
         if func == DATA:
             held = [report(table) for table, report in _reports(read)]
             if any(held):
-                func = Tensor.detach  # the same, but what is written to it counts
+                func = Tensor.detach  # the same, but writes to the result are counted
             return super().__torch_function__(func, types, tuple(args), named)
         made = super().__torch_function__(func, types, tuple(args), named)
-        # What is moved to where it is, or cast to what it is, comes back itself.
+        # A tensor that is moved to its own device, or cast to its own type, is returned itself.
         for table, report in _reports(one for one in read if one is not made):
             report(table)
         return made
 
 
 REPORTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Of each of these parameters, the table, and a weak reference to what it reports to."""
+"""For each of these parameters, its table and a weak reference to the method it reports to."""
 
 NONE: tuple[str, Callable[[], None]] = "", lambda: None
-"""Of a tensor that came into the place of one of these, as by `torch.utils.swap_tensors`."""
+"""The entry of a tensor that has replaced one of these, as by `torch.utils.swap_tensors`."""
 
 
 def _reports(read: Iterable[HomeWeights]) -> Iterator[tuple[str, Report]]:
-    """The table of each of these, and what it reports to while that lives."""
+    """The table of each of these parameters, and the method it reports to, while that lives."""
     for weights in read:
         table, method = REPORTS.get(weights, NONE)
         if (report := method()) is not None:
@@ -90,15 +90,15 @@ def _reports(read: Iterable[HomeWeights]) -> Iterator[tuple[str, Report]]:
 
 
 def report_reads(parameter: nn.Parameter, table: str, report: Report) -> None:
-    """Have the parameter of a table report whoever reads it, while the method's owner lives."""
+    """Have the parameter of a table report each read, while the method's owner lives."""
     if type(parameter) is TableBatchedEmbeddingSlice:
         REPORTS[parameter] = table, weakref.WeakMethod(report)
         parameter.__class__ = HomeWeights
 
 
 def report_reads_of_shards(sharded: object, table: str, report: Report) -> None:
-    """Have a ShardedTensor of a state dict, of a table or of its optimizer's state, report whoever
-    asks for this rank's shards or pickles them. What is pickled stays as it was."""
+    """Have a ShardedTensor of a state dict (a table, or its optimizer's state) report each access
+    to this rank's shards and each pickling of them. What is pickled stays as it was."""
     if isinstance(sharded, ShardedTensor) and READ_BY[0] not in vars(sharded):
         here, method = weakref.ref(sharded), weakref.WeakMethod(report)
         for name in READ_BY:

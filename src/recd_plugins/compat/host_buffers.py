@@ -1,9 +1,9 @@
 """The buffers in which fbgemm's kernels on the CPU keep rows and optimizer state; as of fbgemm and
 TorchRec 1.7 to 1.9.
 
-fbgemm takes its buffers from outside (`preallocated_host_buffers`), and TorchRec hands a kernel
-whatever the fused params of its tables say. But it has no public way to say it of some tables
-of a collection: it reads `_optimizer_kwargs` of the parameters, which
+fbgemm accepts buffers from outside (`preallocated_host_buffers`), and TorchRec hands a kernel the
+fused params of its tables. But TorchRec has no public way to set them for only some tables of a
+collection: it reads the parameters' `_optimizer_kwargs`, which
 `torchrec.optim.apply_optimizer_in_backward` writes.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 StateWidth = Literal["none", "one", "row"]
-"""Numbers of optimizer state for a row of D: 0, 1 or D."""
+"""How many numbers of optimizer state a row of D numbers has: 0, 1 or D."""
 
 WIDTHS: dict[EmbOptimType, StateWidth] = {
     EmbOptimType.EXACT_SGD: "none",
@@ -50,28 +50,30 @@ class KernelBuffers:
     parameters: tuple[str, ...]
     """Names, in the collection, of the tables that the kernel holds."""
     weights: Tensor | None
-    """None if this rank has no row of them."""
+    """None if this rank has no rows of them."""
     state: Tensor | None
 
 
 def takes_buffers() -> bool:
-    """Whether fbgemm's kernels keep rows in memory that they are given, as they do since 1.7."""
+    """Whether fbgemm's kernels can keep rows in memory that they are given, as they can since
+    1.7."""
     known = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     return "preallocated_host_buffers" in known
 
 
 def state_width(fused_params: Mapping[str, Any]) -> StateWidth | None:
-    """The width of the state that the optimizer keeps for a row; None if it is not of those that we
+    """The width of the state that the optimizer keeps for a row; None if it is not one that we
     know."""
     return WIDTHS.get(fused_params.get("optimizer", EmbOptimType.EXACT_SGD))
 
 
 @contextmanager
 def kernels_over(module: nn.Module, kernels: Iterable[KernelBuffers]) -> Iterator[None]:
-    """Have the kernels of tables that are sharded herein keep their rows there.
+    """Inside, tables that are sharded get kernels that keep their rows in these buffers.
 
-    TorchRec puts tables of equal fused params in one kernel, so all else by which it groups
-    tables must be the same within each of `kernels`; if not, fbgemm finds the sizes wrong.
+    TorchRec puts tables of equal fused params in one kernel, so the tables of each of `kernels`
+    must also agree in everything else by which it groups tables. If they do not, fbgemm finds the
+    sizes wrong.
     """
     parameters = dict(module.named_parameters())
     before: dict[str, Any] = {}
@@ -98,8 +100,8 @@ def before_lookups(
 ) -> None:
     """Have `before(buffer, at, width)` called before kernels with given buffers look rows up.
 
-    The numbers [at, at + width) of the buffer, for each of `at` [n], are then read, in the
-    forward pass or the backward.
+    The kernels then read the numbers [at, at + width) of the buffer, for each of `at` [n], in
+    forward or in backward.
     """
 
     def hook(module: Any, _: tuple[()], kwargs: Mapping[str, Any]) -> None:
@@ -126,7 +128,7 @@ def before_lookups(
 
 
 class _Buffers(dict[str, Tensor]):
-    """fbgemm's argument; as fused params of TorchRec are, it can be hashed."""
+    """fbgemm's argument. It can be hashed, as TorchRec's fused params must be."""
 
     def __init__(self, kernel: KernelBuffers) -> None:
         self.kernel = kernel

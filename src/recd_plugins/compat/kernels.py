@@ -1,7 +1,7 @@
 """Kernels: functions that numba compiles, once for all processes of a machine.
 
-numba keeps them beside their source, or in the user's cache. Where neither can be written to, as in
-a container with a read-only installation and no home, they lie in a folder of the temporary one.
+numba keeps them beside their source, or in the user's cache. If neither can be written to, as in a
+container with a read-only installation and no home, they go into a folder of the temporary one.
 """
 
 from __future__ import annotations
@@ -25,46 +25,47 @@ from recd_plugins.storage.own_folder import own_folder
 __all__ = ["kernel"]
 
 PATIENCE = 120.0
-"""Seconds that a process waits for another one to compile; then it compiles by itself."""
+"""Seconds that a process waits for another one to compile; after that it compiles by itself."""
 LOOK = 0.02
 """Seconds between two looks at whether the other is done."""
 
 _held: set[Path] = set()
-"""Locks of this process, which numba lets compile one thing at a time, and what that calls."""
+"""The locks that this process holds. numba compiles one function at a time in a process, and the
+functions which that one calls."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """The function, compiled where it is first called and kept on disk; it holds no lock of Python.
+    """The function, compiled when it is first called and kept on disk. It runs without the GIL.
 
-    The ranks of a machine call it at the same moment. One of them compiles; the others wait, and
-    have it from the disk. Where the disk is full it is compiled all the same, and not kept.
+    The ranks of a machine call it at the same moment. One of them compiles it; the others wait and
+    load it from disk. If the disk is full, it is compiled all the same, but not kept.
     """
     compiled = _to_be_compiled(function)
     _hold_to_its_calls(compiled, function)
     compile_it = compiled.compile
 
     def compile_alone(signature: Any) -> Any:
-        # numba's own lock first: what is compiled within holds it, and then asks for ours.
+        # numba's own lock first: a function compiled inside holds it, and then asks for ours.
         with global_compiler_lock, _alone(compiled.stats.cache_path, function):
             try:
                 return compile_it(signature)
             except OSError as error:
                 _say_once(f"what is compiled cannot be kept ({error.strerror or error})")
-                return compile_it(signature)  # it is compiled: numba keeps it as the last thing
+                return compile_it(signature)  # already compiled: numba keeps it as the last step
 
     compiled.compile = compile_alone
     return compiled
 
 
 def _to_be_compiled(function: Callable[..., Any]) -> Any:
-    """numba's dispatcher, which knows from here on where it keeps what it compiles."""
+    """numba's dispatcher, which now knows where to keep what it compiles."""
     with contextlib.suppress(RuntimeError):  # there is no folder that numba may write to
         return numba.njit(cache=True, nogil=True)(function)
     folder = own_folder("recd-kernels")  # numba unpickles what lies there
     if folder is None:
         _say_once("no folder can be written to")
         return numba.njit(nogil=True)(function)
-    # numba asks for it here alone; other packages of the process keep their own places.
+    # numba reads this only here; other packages of the process keep their own folders.
     chosen, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
     try:
         return numba.njit(cache=True, nogil=True)(function)
@@ -73,8 +74,8 @@ def _to_be_compiled(function: Callable[..., Any]) -> Any:
 
 
 def _hold_to_its_calls(compiled: Any, function: Callable[..., Any]) -> None:
-    """Have what is kept of a kernel be of the files, too, whose kernels are compiled into it: numba
-    compares its own file alone, and would run the others as they were."""
+    """Have a kept kernel depend also on the files of the kernels that are compiled into it: numba
+    compares only the kernel's own file, and would run old versions of the others."""
     files = _files_of_calls(function) - {function.__code__.co_filename}
     kept: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if files and hasattr(kept, "_source_stamp"):
@@ -84,7 +85,7 @@ def _hold_to_its_calls(compiled: Any, function: Callable[..., Any]) -> None:
 
 
 def _files_of_calls(function: Callable[..., Any]) -> set[str]:
-    """The files of the kernels that a function calls by their names, and of those that these do."""
+    """The files of the kernels that a function calls by name, directly or through other kernels."""
     found: set[str] = set()
     seen: set[object] = set()
     waiting = [function]
@@ -112,8 +113,8 @@ def _say_once(why: str) -> None:
 
 @contextlib.contextmanager
 def _alone(kept: str | None, function: Callable[..., Any]) -> Iterator[None]:
-    """While no other process compiles the function; any may where the folder in which it is kept
-    cannot be locked, or there is none."""
+    """Inside, no other process compiles the function. Without a folder to keep it in, or if that
+    folder cannot be locked, others may."""
     if kept is None:
         yield
         return

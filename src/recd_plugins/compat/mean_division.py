@@ -1,5 +1,5 @@
-"""Means of bags: what TorchRec divides by the sizes of bags, and how what it divides wrongly is put
-right.
+"""Means of bags: what TorchRec divides by the sizes of bags, and how its wrong divisions are
+corrected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 SUMMED_IN_PARTS = ("row_wise", "table_row_wise", "grid_shard")
-"""The sharding types of tables that have the rows of a bag on several ranks."""
+"""The sharding types that have the rows of a bag on several ranks."""
 LEFT_MEANS = "_recd_left_means"
 """The attribute of collections whose means someone else divides."""
 
@@ -35,8 +35,8 @@ LEFT_MEANS = "_recd_left_means"
 def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
     """Have an EmbeddingBagCollection yield sums where tables pool by the mean.
 
-    It would divide those of row-wise and table-row-wise ones by the lengths of the bags that it
-    is given. Of others its kernels take the mean.
+    Otherwise it would divide the sums of row-wise and table-row-wise tables by the lengths of the
+    bags that it is given. For other tables its kernels compute the mean.
     """
     module: Any = sharded
     module._has_mean_pooling_callback = False
@@ -44,28 +44,32 @@ def leave_means(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
 
 
 def divide_as_whole(part: ShardedEmbeddingBagCollection, *, means: bool) -> None:
-    """Have a part of an EmbeddingBagCollection divide as the whole does, which has row-wise `means`
-    or none: where it has any, sums of row-wise tables are divided by 1 + 1e-6."""
+    """Have a part of an EmbeddingBagCollection divide as the whole one does.
+
+    `means` says whether the whole one has row-wise means: if so, it divides sums of row-wise tables
+    by 1 + 1e-6.
+    """
     part._has_mean_pooling_callback = means
     divide_means_alone(part)
 
 
 def divided_wrongly(sharded: nn.Module) -> list[str]:
-    """The tables of EmbeddingBagCollections in a sharded module whose bags TorchRec divides by
-    their sizes or leaves as they are, and should not: see `divide_means_alone`."""
+    """The tables of EmbeddingBagCollections in a sharded module that TorchRec treats wrongly: it
+    divides their bags by their sizes, or does not, where it should do the opposite. See
+    `divide_means_alone`."""
     return [table for one in _collections_of_bags(sharded) for table in _divided_wrongly(one)]
 
 
 def divide_means_alone(sharded: nn.Module) -> None:
-    """Have the EmbeddingBagCollections in a sharded module divide by the sizes of bags what is
-    summed in parts for a mean, and nothing else.
+    """Have the EmbeddingBagCollections in a sharded module divide only sums in parts for a mean by
+    the sizes of their bags.
 
     Where row-wise tables pool by the mean, TorchRec sums their rows and then divides all columns of
-    its output, but for features of row-wise sums where these come first. So sums of tables that
-    are sharded otherwise become means, means that kernels took are divided twice, and of two tables
-    that look up one feature one may be taken for the other. Where keys differ in batch size (VBE)
-    and come in another order than the tables, the sizes are those of other bags. Means of a grid
-    alone are divided by nothing.
+    its output, except for features of row-wise sums if these come first. So sums of tables with
+    another sharding become means, means that kernels computed are divided twice, and if two tables
+    look up the same feature, one may be mistaken for the other. If keys differ in batch size (VBE)
+    and come in another order than the tables, the sizes are those of other bags. If the only means
+    are those of a grid, they are not divided at all.
     """
     for collection in _collections_of_bags(sharded):
         if type(collection) is ShardedEmbeddingBagCollection and (
@@ -80,13 +84,13 @@ def divide_means_alone(sharded: nn.Module) -> None:
 class _DividesMeansAlone(ShardedEmbeddingBagCollection):
     """Lets TorchRec make the divisor as if all columns were means, and corrects it.
 
-    It does so as the output is made, for the input of ManagedCollisionEmbeddingBagCollections makes
-    its divisor without asking their collection.
+    It does so when the output is made, because ManagedCollisionEmbeddingBagCollections make the
+    divisor of their input without calling their collection.
     """
 
     _corrections: tuple[Tensor, Tensor] | None = None
-    """[C] bool, the columns of the output that are summed for a mean, and [C] float32, the divisors
-    of all others; None before the first output."""
+    """[C] bool: the columns of the output that are sums for a mean; and [C] float32: the divisors
+    of all other columns. None before the first output."""
 
     def input_dist(self, ctx: Any, features: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
@@ -97,7 +101,7 @@ class _DividesMeansAlone(ShardedEmbeddingBagCollection):
         return super().input_dist(ctx, features)
 
     def _of_no_sample(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
-        """The exchange of a batch without samples, of which TorchRec can make no divisor."""
+        """The exchange of a batch without samples, for which TorchRec cannot make a divisor."""
         first = self._has_uninitialized_input_dist
         self._has_mean_pooling_callback = False
         try:
@@ -118,7 +122,7 @@ class _DividesMeansAlone(ShardedEmbeddingBagCollection):
         return super().compute_and_output_dist(ctx, input)
 
     def update_shards(self, *changed: Any, **options: Any) -> None:
-        # TorchRec keeps the first three as they were before tables moved.
+        # TorchRec leaves the first three as they were before tables moved.
         self._kjt_key_indices.clear()
         self._has_features_permute = True
         super().update_shards(*changed, **options)
@@ -131,7 +135,7 @@ class _DividesMeansAlone(ShardedEmbeddingBagCollection):
             tables = [table_of[key] for key in self._embedding_names]
             device = divisor.device
             widths = torch.tensor(self._embedding_dims, device=device)
-            # As TorchRec divides row-wise sums beside means, where it knows them.
+            # This is how TorchRec divides row-wise sums beside means, where it recognises them.
             others = [1 + 1e-6 if table.is_summed_in_parts else 1.0 for table in tables]
             means = [table.is_summed_for_mean for table in tables]
             self._corrections = (
@@ -143,7 +147,7 @@ class _DividesMeansAlone(ShardedEmbeddingBagCollection):
 
 
 def _expanded_in_order(features: KeyedJaggedTensor, names: Sequence[str]) -> KeyedJaggedTensor:
-    """The same, with its inverse indices in the order of these names, of which some may recur."""
+    """The same, with its inverse indices in the order of these names, which may repeat."""
     keys, inverse = features.inverse_indices()
     found = copy.copy(features)
     found._inverse_indices = [*names], torch.stack([inverse[keys.index(name)] for name in names])
@@ -153,7 +157,7 @@ def _expanded_in_order(features: KeyedJaggedTensor, names: Sequence[str]) -> Key
 class _TableOfBags(NamedTuple):
     name: str
     keys: list[str]
-    """What a KeyedTensor calls its features' bags."""
+    """The keys of its features' bags in a KeyedTensor."""
     pooling: PoolingType
     is_summed_in_parts: bool
 
@@ -194,7 +198,7 @@ def _divided_keys(collection: ShardedEmbeddingBagCollection) -> set[str]:
     sums = collection._pooling_type_to_rs_features.get(PoolingType.SUM.value, [])
     undivided = {features.index(name) for name in sums}
     keys = collection._embedding_names
-    # A table by columns has its features once for each shard, and its keys once.
+    # A column-wise table has its features once per shard, and its keys once.
     places = (
         [features.index(key.split("@")[0]) for key in keys]
         if len(keys) != len(features)

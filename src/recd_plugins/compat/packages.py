@@ -11,12 +11,12 @@ from recd_plugins.errors import VersionError
 __all__ = ["DISTRIBUTION", "check_packages"]
 
 DISTRIBUTION = "recd-plugins"
-"""The name by which pip has the host and the plugins that come with it."""
+"""The name under which pip installs the host and the plugins that come with it."""
 
 
 def check_packages() -> str:
-    """How many of them are here; `VersionError` where one is missing or has another version, as may
-    be where no resolver installed them."""
+    """How many of these packages are installed, as text. Raises `VersionError` if one is missing or
+    has a wrong version, which can happen if no resolver installed them."""
     asked = [Requirement(line) for line in _requirements()]
     needed = [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
     lacking = {one: here for one in needed if (here := _lacking(one))}
@@ -38,7 +38,7 @@ def _requirements() -> list[str]:
 
 
 def _lacking(asked: Requirement) -> str:
-    """What is here in its place; nothing if it is as asked for."""
+    """What is here instead, as a clause; an empty string if it is as asked for."""
     try:
         found = version(asked.name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""torch's private names, all that we touch, each with the reason; as of torch 2.10 to 2.14."""
+"""All of torch's private names that we use, each with the reason; as of torch 2.10 to 2.14."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ __all__ = [
     "yielded_by",
 ]
 
-# `pytree` and `TorchDispatchMode` are torch's own answer to "take this apart" and "see each
-# operator", documented and yet without a public module. `StoredBytes` says where torch's file
+# `pytree` and `TorchDispatchMode` are torch's own ways to take a structure apart and to see each
+# operator. They are documented, but in no public module. `StoredBytes` says where torch's file
 # storage put a tensor, and `narrow_tensor_by_index` cuts one as its planner asks.
 
 flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""What torch's public attention calls; it alone returns what its backward needs."""
+"""The function that torch's public attention calls; only this one returns what its backward
+needs."""
 flash_attention_on_cpu_backward = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 )
@@ -80,7 +81,8 @@ flash_attention_on_cpu_backward = (
 
 
 def attends_rows(values: Tensor) -> bool:
-    """Whether `attention_of_rows` takes what layers make of such values, under autocast too."""
+    """Whether `attention_of_rows` can take what layers compute from such values, under autocast
+    too."""
     if not values.is_cuda or torch.version.cuda is None:
         return False
     made = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else values.dtype
@@ -92,12 +94,12 @@ def attends_rows(values: Tensor) -> bool:
 def attention_of_rows(
     q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], longest: tuple[int, int]
 ) -> Tensor:
-    """[m, H, E]: each of the queries [m, H, E] sees the keys of its own row, of all rows' keys and
-    values [n, H, E]; `bounds`, int32, say where rows begin and end, in queries and in keys. There
-    are fewer than 2**16 rows.
+    """[m, H, E]: each of the queries [m, H, E] sees only the keys of its own row, among all rows'
+    keys and values [n, H, E]. `bounds`, int32, say where rows begin and end, in queries and in
+    keys. There are fewer than 2**16 rows.
 
-    What torch's public attention calls for nested tensors, whose class in Python takes longer. Its
-    kernels read 16 bytes at a time: zeros fill heads up to that.
+    This is what torch's public attention calls for nested tensors, whose Python class takes longer.
+    Its kernels read 16 bytes at a time: heads are padded to that with zeros.
     """
     width = q.shape[-1]
     spare = -width % (16 // q.element_size())
@@ -120,7 +122,7 @@ def attention_of_rows(
 all_gather_single: Callable[..., dist.Work | None] = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 )
-"""The gather into one tensor, under its older name where torch has no other."""
+"""The gather into one tensor, under its older name if torch has no newer one."""
 reduce_scatter_single: Callable[..., dist.Work | None] = (
     dist.reduce_scatter_single
     if hasattr(dist, "reduce_scatter_single")
@@ -130,8 +132,8 @@ reduce_scatter_single: Callable[..., dist.Work | None] = (
 
 
 class EagerDispatchMode(TorchDispatchMode):
-    """A mode for operators that nobody compiles: torch keeps its compiler out of other modes, which
-    takes a third of the time that `Rounding` adds to an operator."""
+    """A mode for operators that are never compiled. For other modes torch keeps its compiler out,
+    which takes a third of the time that `Rounding` adds to an operator."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -139,27 +141,28 @@ class EagerDispatchMode(TorchDispatchMode):
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Call it once the running backward is done, before `backward()` returns. DDP does likewise."""
+    """Call the function once the running backward is done, before `backward()` returns, as DDP
+    does."""
     Variable._execution_engine.queue_callback(function)
 
 
 def running_backward() -> int:
-    """The number of the backward that runs on this thread, which no other of the process has."""
+    """The number of the backward that runs on this thread, unique in the process."""
     number: int = torch._C._current_graph_task_id()
     return number
 
 
 def first_step_in_parts(mib: float) -> dict[str, Any]:
-    """The options by which DDP all-reduces the first step's gradients in parts of so many MiB, too,
-    and not only those after it, for which it orders them anew. Before torch 2.11 it has none."""
+    """The options with which DDP all-reduces gradients in parts of `mib` MiB in the first step too,
+    and not only in later steps, for which it reorders them. Empty before torch 2.11."""
     known = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
     return {"bucket_cap_mb_list": [mib]} if known else {}
 
 
 @contextmanager
 def nothing_on_stdout() -> Iterator[None]:
-    """What is printed goes to stderr meanwhile: before torch 2.11 gloo says on stdout, where a
-    command's JSON goes, who is connected."""
+    """Inside, everything printed goes to stderr: before torch 2.11, gloo prints who is connected to
+    stdout, where a command's JSON goes."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -172,24 +175,26 @@ def nothing_on_stdout() -> Iterator[None]:
 
 
 def own_store() -> Store:
-    """The store where the ranks of the default process group met, and can leave each other words;
-    by a connection of one's own, which waits for nobody else's. Torch's types leave `clone` out."""
+    """The store where the ranks of the default process group met, and can exchange short values. It
+    has a connection of its own, which waits for no other. torch's types leave out `clone`."""
     default: Any = _get_default_store()
     store: Store = default.clone()
     return store
 
 
 def own_gloo(group: ProcessGroup, name: str, timeout: timedelta | None = None) -> Any:
-    """gloo among the ranks of a group, which all call it, each name once. No group of torch's has
-    it, and it is in none of the numbers by which torch names those. Ranks wait for each other for
-    `timeout`, by default as in torch's groups."""
+    """gloo among the ranks of a group. All ranks call this, once per name.
+
+    It is in no group of torch's, and is not counted in the numbers by which torch names groups.
+    Ranks wait for each other for `timeout`, by default as in torch's groups.
+    """
     store = PrefixStore(f"recd_plugins/{group.group_name}/{name}", _get_default_store())
     return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout or default_pg_timeout)
 
 
 def own_group(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
-    """Make all `groups` [n, size] of the ranks of `world`, which all call it, and return the group
-    of this rank; None where a group has one rank."""
+    """Make all `groups` [n, size] of the ranks of `world`, and return the group of this rank; None
+    if groups have one rank. All ranks of `world` call this."""
     if groups.shape[1] == 1:
         return None
     _number_groups_alike(world)
@@ -202,11 +207,13 @@ def own_group(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
 
 
 def _number_groups_alike(group: ProcessGroup) -> None:
-    """Have the ranks of a group, which all call it, name the next group that they make alike.
+    """Have the ranks of a group give the same name to the next group that they make. All of them
+    call this.
 
     They meet under a name, which torch takes from the number of groups that a rank has made. Since
-    torch 2.14 it counts those too that some ranks make by themselves (`use_local_synchronization`),
-    and ranks with unlike numbers wait for each other until the time is over.
+    torch 2.14 that includes groups that some ranks make by themselves
+    (`use_local_synchronization`), and ranks with different numbers wait for each other until they
+    time out.
     """
     number = torch.tensor([_world.group_count], device=device_of(group))
     dist.all_reduce(number, dist.ReduceOp.MAX, group)
@@ -219,19 +226,19 @@ def was_written_to(tensor: Tensor) -> bool:
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Whether somebody asked for the gradient that comes to a tensor: by a hook, or to keep it."""
+    """Whether somebody wants the gradient of a tensor: by a hook, or by `retain_grad`."""
     return tensor.retains_grad or bool(tensor._backward_hooks)
 
 
 def writes_to(tensor: Tensor) -> int:
-    """How often a tensor, or a view that shares its version, was changed in place; those of
-    inference mode do not count it."""
+    """How often a tensor, or a view that shares its version, was changed in place; 0 for tensors of
+    inference mode, which do not count this."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def recorded_events(profiler: Any) -> Iterator[Any]:
-    """The events that a `torch.profiler.profile` recorded, but for those of its own, which it has
-    no public name for as they are recorded."""
+    """The events that a `torch.profiler.profile` recorded, without the profiler's own. torch has no
+    public name for events as they are recorded."""
     for event in profiler.profiler.kineto_results.events():
         if not (_filter_name(event.name()) or event.is_hidden_event()):
             yield event
@@ -249,7 +256,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def unseen_by_profilers() -> Iterator[None]:
-    """What begins within is in no profile of this thread, nor is its end."""
+    """What begins inside is in no profile of this thread, and neither is its end."""
     torch._C._autograd._enable_record_function(False)
     try:
         yield
@@ -258,14 +265,14 @@ def unseen_by_profilers() -> Iterator[None]:
 
 
 def ranks_of(group: Any) -> list[int]:
-    """The ranks of the group that a collective's operator was handed as torch dispatches it: boxed,
-    or by name."""
+    """The ranks of a group in the form that torch hands to a collective's operator: boxed, or by
+    name."""
     found = group_of_name(group) if isinstance(group, str) else ProcessGroup.unbox(group)
     return get_process_group_ranks(found)
 
 
 def group_of_name(name: str) -> ProcessGroup:
-    """The process group that operators are handed by its name."""
+    """The process group of a name, by which operators are handed it."""
     named: Any = name
     found: ProcessGroup = _resolve_process_group(named)
     return found
@@ -279,20 +286,20 @@ def backend_of(group: ProcessGroup, device: str) -> str | None:
 
 
 def device_of(group: ProcessGroup) -> torch.device:
-    """The device that a group's collectives take tensors from: the CPU, where they take them from
-    both; NCCL's alone take none from there."""
+    """The device that a group's collectives take tensors from. It is the CPU if they can take them
+    from there; groups with only NCCL cannot."""
     if backend_of(group, "cpu"):
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def yielded_by(iterator: object) -> int | None:
-    """How many batches an iterator of a DataLoader has yielded; None of what is no such one."""
+    """How many batches a DataLoader's iterator has yielded; None for any other object."""
     return iterator._num_yielded if isinstance(iterator, _BaseDataLoaderIter) else None
 
 
 def without_memory(kind: type[Tensor], like: Tensor, num_rows: int) -> Any:
-    """A tensor of a subclass that has so many rows like those of `like`, and nothing in it."""
+    """A tensor of a subclass, without memory, with `num_rows` rows like those of `like`."""
     shape = (num_rows, *like.shape[1:])
     return Tensor._make_wrapper_subclass(kind, shape, dtype=like.dtype, device=like.device)
 
@@ -309,12 +316,12 @@ def argument_names(operator: Any) -> list[str]:
 
 
 def written_arguments(operator: Any) -> Iterator[str]:
-    """The names of those arguments that an operator changes in place."""
+    """The names of the arguments that an operator changes in place."""
     for argument in schema_of(operator).arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield argument.name
 
 
 def is_innermost(mode: TorchDispatchMode) -> bool:
-    """Whether a mode was entered last of all that are entered: torch leaves that one."""
+    """Whether a mode is the last one entered: the one that torch leaves next."""
     return _get_current_dispatch_mode() is mode

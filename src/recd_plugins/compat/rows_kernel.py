@@ -1,4 +1,4 @@
-"""The kernel that TorchRec looks rows up with one by one, by itself: to be timed."""
+"""The kernel with which TorchRec looks up rows one by one, on its own, so that it can be timed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ __all__ = ["rows_kernel"]
 
 
 def rows_kernel(num_rows: int, dim: int, device: torch.device) -> Any:
-    """A table that yields rows of float32 by `(ids, offsets)`, and steps them by row-wise Adagrad
-    in backward; on a CPU as bags of one, as those of a job do. Random states stay as they were: a
-    rank that times alone would draw other numbers than the others from then on."""
+    """A table that yields float32 rows for `(ids, offsets)`, and steps them by row-wise Adagrad in
+    backward; on a CPU it looks them up as bags of one, as a job does.
+
+    Random states stay as they were: if only one rank times, it would otherwise draw other numbers
+    than the others from then on.
+    """
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (

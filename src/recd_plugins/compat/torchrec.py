@@ -1,6 +1,6 @@
-"""TorchRec's private names, all that we touch, each with the reason; as of TorchRec 1.5 to 1.9.
+"""All of TorchRec's private names that we use, each with the reason; as of TorchRec 1.5 to 1.9.
 
-Those by which it divides bags are in `mean_division`.
+Those with which it divides bags are in `mean_division`.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ __all__ = [
 C = TypeVar("C", EmbeddingBagCollection, EmbeddingCollection)
 
 MARK = "_torchrec_"
-"""What the names of attributes begin with by which callers mark a module for its sharding."""
+"""The prefix of the attributes with which callers mark a module for its sharding."""
 
 
 class OfParts:
     """A sharded module made of parts, as TorchRec's pipelines and 2D parallelism look for them.
 
-    `TrainPipelineSparseDist` walks `_input_dists` of a pipelined module to have their exchanges
-    of splits fused, and wants them all made by then.
+    `TrainPipelineSparseDist` walks a pipelined module's `_input_dists` to fuse their exchanges of
+    splits, and needs all of them to be made by then.
     """
 
     parts: Sequence[ShardedModule[Any, Any, Any, Any]]
@@ -111,12 +111,13 @@ class OfParts:
 
     @_has_uninitialized_input_dist.setter
     def _has_uninitialized_input_dist(self, value: bool) -> None:
-        """Some trainers set it once the model is sharded; each part goes by its own."""
+        """Some trainers set this once the model is sharded; it is ignored, since each part uses its
+        own."""
 
     @property
     def _free_features_storage_early(self) -> bool:
-        """Of TorchRec 1.8 on: whether a pipeline frees what parts were handed, once ids are on
-        their way."""
+        """From TorchRec 1.8 on: whether a pipeline frees the parts' input once ids are on their
+        way."""
         return any(getattr(part, "_free_features_storage_early", False) for part in self.parts)
 
     @_free_features_storage_early.setter
@@ -127,8 +128,8 @@ class OfParts:
 
 
 def every_module(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a model, and those of the parts of its collections, which are no submodules of
-    theirs."""
+    """The modules of a model, and those of its collections' parts, which are not submodules of the
+    collections."""
     for module in model.modules():
         yield module
         for part in module.parts if isinstance(module, OfParts) else ():
@@ -142,8 +143,8 @@ def table_of(name: str) -> str:
 
 
 def freed_early(context: Any) -> list[KeyedJaggedTensor]:
-    """The input that TorchRec would have a pipeline free, of a part's context, which holds it no
-    more; but for what torch cannot free, since numpy has looked at it."""
+    """The input in a part's context that TorchRec would have a pipeline free, without what torch
+    cannot free because numpy shares its memory. The context no longer holds it."""
     every: list[KeyedJaggedTensor] = getattr(context, "early_releasable_inputs", [])
     found = [
         kjt
@@ -164,10 +165,10 @@ def freed_early(context: Any) -> list[KeyedJaggedTensor]:
 
 
 class HasOwnExchange:
-    """The output of a collection to which rows come by other ways than TorchRec's exchange alone.
+    """The output of a collection whose rows do not come only by TorchRec's exchange.
 
-    TorchRec 1.8's `OutputDistTensorFinder` looks for `_awaitables` in an output, by which it hooks
-    the backward of that exchange; where an output has none, its error names a class of ours.
+    TorchRec 1.8's `OutputDistTensorFinder` looks for `_awaitables` in an output, to hook the
+    backward of that exchange. If an output has none, its error names a class of ours.
     """
 
     @property
@@ -184,12 +185,12 @@ class LazyKeyedTensor(KeyedTensor):
     """A KeyedTensor of tensors that are joined only when its values are asked for.
 
     KeyedTensor's own methods, and torch's trees, read `_values`. Once somebody has changed these in
-    place, as models change embeddings, or waits for their gradient, each key's are a part of them,
-    as in a KeyedTensor.
+    place, as models change embeddings, or asks for their gradient, each key's values are a view of
+    them, as in a KeyedTensor.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], widths: Sequence[int]) -> None:
-        """`widths` are those of the tensors, [B, width] each."""
+        """`widths` are the widths of the tensors, which are [B, width] each."""
         self._tensors = dict(tensors)
         self._joined: Tensor | None = None
         super().__init__(
@@ -231,8 +232,8 @@ def sharding_types(part: ShardedModule[Any, Any, Any, Any]) -> list[str]:
 def bags_of(module: EmbeddingBagCollection, tables: Collection[str]) -> EmbeddingBagCollection:
     """A collection of some of a module's tables: the same parameters under the same names.
 
-    It is made on the meta device, so that no table is allocated twice, and then says of itself
-    (`_device`) that it is where the parameters are.
+    It is made on the meta device, so that no table is allocated twice. Its `_device` is then set to
+    the device of the parameters.
     """
     part = EmbeddingBagCollection(
         tables=[config for config in module.embedding_bag_configs() if config.name in tables],
@@ -244,7 +245,7 @@ def bags_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Embeddin
 
 
 def sequences_of(module: EmbeddingBagCollection, tables: Collection[str]) -> EmbeddingCollection:
-    """A collection that does not pool, made as in `bags_of`; the tables are of one dimension."""
+    """A collection that does not pool, made as in `bags_of`; its tables have the same dimension."""
     names = [field.name for field in dataclasses.fields(BaseEmbeddingConfig)]
     part = EmbeddingCollection(
         tables=[
@@ -259,12 +260,12 @@ def sequences_of(module: EmbeddingBagCollection, tables: Collection[str]) -> Emb
 
 
 def _standing_for(module: EmbeddingBagCollection, part: C) -> C:
-    """`part` with the device of the module, and what callers have marked it with.
+    """`part` with the device of the module, and the marks that callers have set on the module.
 
-    TorchRec past 1.8 has such a mark, `mark_data_parallel_skip_grad_sync`, which it reads as it
+    TorchRec past 1.8 has such a mark, `mark_data_parallel_skip_grad_sync`, which it reads when it
     shards.
     """
-    part._device = torch.device(module.device)  # a trainer may have named it
+    part._device = torch.device(module.device)  # a trainer may have given it as a string
     for name, value in vars(module).items():
         if name.startswith(MARK):
             setattr(part, name, value)
@@ -272,7 +273,8 @@ def _standing_for(module: EmbeddingBagCollection, part: C) -> C:
 
 
 class ShardedOrder(NamedTuple):
-    """The order in which TorchRec has the tables of an EmbeddingBagCollection once sharded."""
+    """The order in which TorchRec has the tables of an EmbeddingBagCollection once it is
+    sharded."""
 
     columns: list[str]
     """The keys of the KeyedTensor."""
@@ -288,7 +290,7 @@ class ShardedOrder(NamedTuple):
         fused_params: Mapping[str, Any] | None,
         device: torch.device | None,
     ) -> ShardedOrder:
-        """Tables come by the way that they are sharded, then grouped as kernels take them."""
+        """Tables are ordered by how they are sharded, then grouped as kernels take them."""
         kind: Any = ShardedEmbeddingBagCollection
         infos = kind.create_grouped_sharding_infos(
             module, dict(parameters), "embedding_bags.", dict(fused_params or {})
@@ -309,10 +311,7 @@ class ShardedOrder(NamedTuple):
 
 def table_feature_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[list[str], list[str]]:
     """The features that a sharded collection looks up, in the order of its exchanges, and their
-    names.
-
-    A name is that of the output: `feature`, or `feature@table` where tables share a feature.
-    """
+    names in the output: `feature`, or `feature@table` where tables share a feature."""
     shardings: Any = (
         sharded._sharding_type_to_sharding.values()
         if hasattr(sharded, "_sharding_type_to_sharding")  # an EmbeddingCollection's
@@ -326,8 +325,8 @@ def table_feature_names(sharded: ShardedModule[Any, Any, Any, Any]) -> tuple[lis
 def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]) -> None:
     """Have a sharded collection take its n-th feature from the KJT's key `order[n]`.
 
-    It would go by the names of features, but the ids of one feature may differ by table. To be
-    called once, before its first input.
+    Otherwise it would go by the names of features, but the ids of one feature may differ by table.
+    Call this once, before its first input.
     """
     module: Any = sharded
     features, _ = table_feature_names(sharded)
@@ -336,18 +335,18 @@ def order_input(sharded: ShardedModule[Any, Any, Any, Any], order: Sequence[int]
     permutes = list(order) != list(range(len(order)))
     module._features_order = list(order) if permutes else []
     module._has_features_permute = permutes  # an EmbeddingBagCollection's
-    # No buffer, as TorchRec would make of it at the first input: `shard_modules` wants a module to
-    # have the buffers that it had before.
+    # Not a buffer, which TorchRec would make of it at the first input: `shard_modules` requires a
+    # module to have the same buffers as before.
     vars(module)["_buffers"].pop("_features_order_tensor", None)
     module._features_order_tensor = torch.tensor(
         module._features_order, dtype=torch.int32, device=module._device
     )
-    # For good: trainers that set the flag again would have TorchRec make a second exchange.
+    # Permanently: if a trainer sets the flag again, TorchRec would make a second exchange.
     module._create_input_dist = lambda *_, **__: None
 
 
 def module_options(sharder: ModuleSharder[Any]) -> dict[str, Any]:
-    """The options that a sharder of TorchRec's collections hands to its module beside params and
+    """The options that a sharder of TorchRec's collections hands to its module, besides params and
     codecs."""
     options: dict[str, Any] = {
         name: getattr(sharder, f"_{name}", None)
@@ -359,8 +358,8 @@ def module_options(sharder: ModuleSharder[Any]) -> dict[str, Any]:
 def own_fused_params(parameter: nn.Parameter) -> dict[str, Any]:
     """The fused params that `apply_optimizer_in_backward` set for this table, if any.
 
-    As TorchRec makes them of the optimizer's class and arguments when it shards the table; but it
-    changes the arguments that it is given, which stay as they are here.
+    They are made of the optimizer's class and arguments as TorchRec does when it shards the table.
+    But TorchRec changes the arguments that it is given, and here they stay as they are.
     """
     classes: list[type[torch.optim.Optimizer]] = vars(parameter).get("_optimizer_classes", [])
     kwargs: list[Mapping[str, Any]] = vars(parameter).get("_optimizer_kwargs", [])
@@ -385,23 +384,23 @@ def own_fused_params(parameter: nn.Parameter) -> dict[str, Any]:
 
 
 def fused_arithmetic(optimizer: KeyedOptimizer) -> tuple[str, Any]:
-    """The arithmetic that steps the rows of a fused kernel: fbgemm's name of its optimizer, and its
+    """The arithmetic that steps the rows of a fused kernel: fbgemm's name of the optimizer, and its
     arguments."""
     kernel: Any = optimizer._emb_module
     return kernel.optimizer.name, kernel.optimizer_args
 
 
 def bounds_check_of(optimizer: KeyedOptimizer) -> BoundsCheckMode:
-    """The answer of a fused kernel to an id that is none of its rows."""
+    """What a fused kernel does with an id that is not one of its rows."""
     kernel: Any = optimizer._emb_module
     return BoundsCheckMode(kernel.bounds_check_mode_int)
 
 
 def local_parts(sharded: ShardedTensor | DTensor) -> list[tuple[Sequence[int], Tensor]]:
-    """This rank's parts of a table, or of its optimizer's state, each behind where it begins in
-    the whole: its first row and, if it has columns, its first column.
+    """This rank's parts of a table, or of its optimizer's state, each with where it begins in the
+    whole: its first row and, if it has columns, its first column.
 
-    A DTensor is what TorchRec makes where the environment has `output_dtensor`.
+    TorchRec makes a DTensor if the environment has `output_dtensor`.
     """
     if isinstance(sharded, ShardedTensor):
         return [(shard.metadata.shard_offsets, shard.tensor) for shard in sharded.local_shards()]
@@ -411,16 +410,16 @@ def local_parts(sharded: ShardedTensor | DTensor) -> list[tuple[Sequence[int], T
 
 def next_forward(optimizer: KeyedOptimizer) -> tuple[float, int]:
     """The learning rate that a fused kernel's next forward will hand to its backward, and the
-    number of that forward, which the Adams and LAMBs correct their moments by."""
+    number of that forward, with which the Adams and LAMBs correct their moments."""
     kernel: Any = optimizer._emb_module
     counted = int(kernel.iter_cpu) or (0 if kernel.iter.is_cuda else int(kernel.iter))
     if not counted and _steps_by_count(kernel):
-        counted = int(kernel.iter)  # of a checkpoint; a wait for the device, at the first step
+        counted = int(kernel.iter)  # from a checkpoint; this waits for the device at the first step
     return kernel.get_learning_rate(), counted + 1
 
 
 def count_forward(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
-    """Have kernels count a forward that they are not asked for, where they step by the number."""
+    """Have kernels that step by the number of forwards count one that they do not run."""
     for lookup in _lookups(sharded):
         for kernel in lookup.modules():
             if isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen) and _steps_by_count(
@@ -431,8 +430,8 @@ def count_forward(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
 
 
 def kernel_tensors(model: nn.Module) -> Iterator[tuple[bool, Tensor]]:
-    """The tensors that fbgemm's kernels keep of a sharded model's tables on this rank, and whether
-    each is rows, or the fused optimizer's state of them."""
+    """The tensors that fbgemm's kernels keep for a sharded model's tables on this rank. Each comes
+    with True if it has rows, or False if it has the fused optimizer's state of rows."""
     for kernel in fused_kernels(model):
         for name, tensor in (*kernel.named_parameters(), *kernel.named_buffers()):
             if name.endswith(("_dev", "_host", "_uvm")):
@@ -440,8 +439,8 @@ def kernel_tensors(model: nn.Module) -> Iterator[tuple[bool, Tensor]]:
 
 
 def fused_kernels(model: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
-    """fbgemm's kernels of the sharded modules in a model, which are no submodules of it; some of
-    them more than once."""
+    """fbgemm's kernels of the sharded modules in a model, which are not submodules of it. Some come
+    more than once."""
     for module in model.modules():
         if isinstance(module, ShardedModule) and hasattr(module, "_lookups"):
             for lookup in _lookups(module):
@@ -455,10 +454,10 @@ def _steps_by_count(kernel: Any) -> bool:
 
 
 def leave_weights(model: nn.Module) -> None:
-    """Have fused kernels leave out the gradients of weights of ids that nothing learns.
+    """Have fused kernels skip the gradients of weights of ids that are not trained.
 
-    fbgemm computes them for all weights, and autograd drops them: on a CPU they take longer than
-    the rest of a pooled lookup, forward and backward. Weights that are learnt, as those of
+    fbgemm computes gradients for all weights, and autograd drops them: on a CPU they take longer
+    than the rest of a pooled lookup, forward and backward. Weights that are trained, such as
     TorchRec's position weights, keep theirs.
     """
     for kernel in fused_kernels(model):
@@ -477,14 +476,14 @@ def _without_gradients(
 
 
 def clips_at(optimizer: KeyedOptimizer) -> float | None:
-    """The bound to which a fused kernel clips the gradients of its outputs, number by number, if it
-    does."""
+    """The bound to which a fused kernel clips each number of its outputs' gradients; None if it
+    does not clip."""
     _, arguments = fused_arithmetic(optimizer)
     return float(arguments.max_gradient) if arguments.gradient_clipping else None
 
 
 def leave_clipping(optimizer: KeyedOptimizer) -> None:
-    """Have a fused kernel take the gradients of its outputs as they come."""
+    """Have a fused kernel take the gradients of its outputs without clipping them."""
     kernel: Any = optimizer._emb_module
     kernel.optimizer_args = kernel.optimizer_args._replace(gradient_clipping=False)
 
@@ -513,15 +512,15 @@ def pooled_columns(
 def refuse_trackers(
     sharded: ShardedModule[Any, Any, Any, Any], refuse: Callable[[Any], None]
 ) -> None:
-    """Have a tracker of TorchRec's that would record optimizer states be refused as one of ids is.
-    It registers with the lookups."""
+    """Refuse a TorchRec tracker that would record optimizer states, as one that records ids is
+    refused. Such a tracker registers with the lookups."""
     for lookup in _lookups(sharded):
         if hasattr(lookup, "register_optim_state_tracker_fn"):
             lookup.register_optim_state_tracker_fn = refuse
 
 
 def is_tracked(sharded: ShardedModule[Any, Any, Any, Any]) -> bool:
-    """Whether a tracker of TorchRec's records ids that kernels look up, or optimizer states."""
+    """Whether a TorchRec tracker records the ids that kernels look up, or optimizer states."""
     names = "post_lookup_tracker_fn", "optim_state_tracker_fn"
     every = [sharded, *_lookups(sharded)]
     return any(getattr(one, name, None) is not None for one in every for name in names)
@@ -536,8 +535,8 @@ def optimizer_of(sharded: ShardedModule[Any, Any, Any, Any]) -> CombinedOptimize
 def wrap_own_optimizers(
     parameter: nn.Parameter, wrap: Callable[[KeyedOptimizer], KeyedOptimizer]
 ) -> None:
-    """Replace the fused optimizer that a table's parameter has for itself, where torch finds it
-    (`_get_in_backward_optimizers`), by what `wrap` makes of it."""
+    """Replace the fused optimizer that a table's parameter holds, where torch finds it
+    (`_get_in_backward_optimizers`), with what `wrap` makes of it."""
     own = vars(parameter)
     own["_in_backward_optimizers"] = [wrap(one) for one in own.get("_in_backward_optimizers", [])]
 
@@ -549,25 +548,24 @@ def device_of(sharded: ShardedModule[Any, Any, Any, Any]) -> torch.device:
 
 
 def exchanges_of(sharded: ShardedModule[Any, Any, Any, Any]) -> int:
-    """The number of exchanges of ids that an input takes: one for each way that tables are
-    sharded."""
+    """The number of id exchanges that an input takes: one for each way that tables are sharded."""
     return len(sharded._input_dists)
 
 
 def yields_ids(sharded: ShardedModule[Any, Any, Any, Any]) -> bool:
-    """Whether an EmbeddingCollection yields the ids beside their rows."""
+    """Whether an EmbeddingCollection yields the ids with their rows."""
     need: bool = sharded._need_indices
     return need
 
 
 def flush_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
-    """Bring rows that kernels cache (UVM) home, so that the tables may be read."""
+    """Write rows that kernels cache (UVM) back, so that the tables can be read."""
     for lookup in _lookups(sharded):
         lookup.flush()
 
 
 def purge_kernels(sharded: ShardedModule[Any, Any, Any, Any]) -> None:
-    """Have kernels forget the rows that they cache (UVM), for the tables were written to."""
+    """Have kernels forget the rows that they cache (UVM), because the tables were written to."""
     for lookup in _lookups(sharded):
         lookup.purge()
 

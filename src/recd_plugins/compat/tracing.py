@@ -1,10 +1,10 @@
 """Modules that one thread calls while another one traces a model, as TorchRec's pipelines do.
 
-torch.fx replaces the call of every module of the process while it traces. One that a reader's
-thread calls then is taken for a part of the model, which it is not: the call fails, "module is not
-installed as a submodule". Pipelines trace before their first step, and again after an evaluation.
-What torch.compile made refuses to be called by any thread meanwhile, "Detected that you are using
-FX"; an option of torch._dynamo, which has a value for each thread, lets it run uncompiled.
+While torch.fx traces, it replaces the call of every module in the process. A module that a reader's
+thread calls then is mistaken for a part of the model, and the call fails: "module is not installed
+as a submodule". Pipelines trace before their first step, and again after an evaluation. Meanwhile
+a function compiled by torch.compile refuses calls from any thread: "Detected that you are using
+FX". An option of torch._dynamo, which has a value for each thread, lets it run uncompiled.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def outside_of_graphs(function: F) -> F:
-    """A function that stays as it is where one calls it that torch.compile compiles: of what numpy
-    has, torch makes tensors there, which numba's kernels do not take."""
+    """A function that torch.compile does not compile when a compiled function calls it. In compiled
+    code torch turns numpy arrays into tensors, which numba's kernels do not take."""
     disable: Any = torch.compiler.disable
     return cast("F", disable(function))
 
 
 THREAD = "_recd_thread"
-"""The attribute of a tracer that has the thread which it traces."""
+"""The attribute of a tracer that holds the thread it traces."""
 REFUSES = "error_on_nested_fx_trace"
-"""The option of torch._dynamo by which compiled functions refuse to be traced."""
+"""The option of torch._dynamo that makes compiled functions refuse to be traced."""
 
 
 class _Traces:
-    """The traces that run now."""
+    """The traces that are running now."""
 
     lock = Lock()
     running = 0
     refuses = True
-    """What compiled functions do by default where none runs."""
+    """Whether compiled functions refuse by default while no trace runs."""
 
 
 def trace_own_thread_alone() -> None:
-    """From now on a module, compiled or not, that another thread calls than the one that traces is
-    called as ever, and is no part of what is traced."""
+    """From now on a module, compiled or not, that is called by another thread than the tracing one
+    runs as usual, and is not part of the trace."""
     tracer: Any = cast("Any", Tracer)
     trace, call_module = tracer.trace, tracer.call_module
     if hasattr(call_module, THREAD):

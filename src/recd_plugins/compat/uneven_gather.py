@@ -1,5 +1,5 @@
-"""Gathers of unlike sizes on gloo, which TorchRec's row-wise bags ask for where ranks have batches
-of unlike sizes: gloo has none, and plain TorchRec ends there in backward."""
+"""Gathers of different sizes on gloo. TorchRec's row-wise bags need them if ranks have batches of
+different sizes: gloo has no such gather, and plain TorchRec fails there in backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["gather_unevenly"]
 
 
 def gather_unevenly() -> None:
-    """Have TorchRec's modules gather from ranks what differs in size, on gloo too."""
+    """Have TorchRec's modules gather tensors that differ in size between ranks, on gloo too."""
     answer("all_gather", _all_gather)
 
 
@@ -47,7 +47,7 @@ def _all_gather(
 
 
 class _Gathered(dist.Work):
-    """An exchange under way, whose parts have places to go to."""
+    """An exchange under way, whose parts are copied to their places when it is waited for."""
 
     def __init__(self, work: dist.Work, parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         super().__init__()

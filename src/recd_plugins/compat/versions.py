@@ -1,6 +1,6 @@
 """The versions of torch, fbgemm and torchrec that fit each other, found without importing them.
 
-fbgemm's minor version is torch's minus 5 and torchrec's equals fbgemm's; other trios fail
+fbgemm's minor version is torch's minus 5, and torchrec's equals fbgemm's. Other combinations fail
 to load, or load and compute wrongly.
 """
 
@@ -20,7 +20,7 @@ OLDEST = (1, 5)
 
 
 def installed_versions() -> dict[str, str]:
-    """Distribution to version, of those that are installed."""
+    """The version of each of these distributions that is installed, by name."""
     found = {}
     for name in ("torch", *FBGEMM, "torchrec"):
         try:
@@ -31,7 +31,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def check_versions(found: Mapping[str, str]) -> None:
-    """`VersionError` with the right versions, unless `found` fit together."""
+    """Raises `VersionError`, naming the right versions, unless `found` fit together."""
     torch = found.get("torch")
     if torch is None:
         raise VersionError(f"torch is not installed. {_install('cpu')}")
@@ -39,7 +39,7 @@ def check_versions(found: Mapping[str, str]) -> None:
     have = next((name for name in FBGEMM if name in found), FBGEMM[1])
     fbgemm = have
     if "+cpu" in torch and "+cpu" not in found.get(have, ""):
-        # A CPU torch loads no CUDA fbgemm; nightly builds for the CPU go by the CUDA one's name.
+        # A CPU torch cannot load a CUDA fbgemm; nightly CPU builds have the CUDA one's name.
         fbgemm = FBGEMM[1]
     kind = "cpu" if fbgemm == FBGEMM[1] else "cuda"
     if all(name in found for name in FBGEMM):
@@ -61,7 +61,7 @@ def check_versions(found: Mapping[str, str]) -> None:
 
 
 def check_age(found: Mapping[str, str]) -> None:
-    """`VersionError` where TorchRec is too old; one that goes by another name is left alone."""
+    """Raises `VersionError` if TorchRec is too old; one under another name is not checked."""
     torchrec = found.get("torchrec")
     if torchrec is not None and tuple(map(int, torchrec.split(".")[:2])) < OLDEST:
         major, minor = OLDEST
