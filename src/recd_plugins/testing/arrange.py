@@ -1,5 +1,5 @@
-"""The arrangement of tables, decided by TorchRec, held to a sharding type or not, or by a
-registry."""
+"""The arrangement of tables: plain TorchRec with a fixed sharding type or its own planner, or a
+registry's."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ __all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding", "tables_of"]
 
 
 def as_it_is(batch: Batch) -> Batch:
-    """The batch that a model takes which takes plain ones."""
+    """The batch unchanged, for a model that takes plain batches."""
     return batch
 
 
 class Arranged(NamedTuple):
-    """The arguments that DistributedModelParallel needs, and what becomes of each batch."""
+    """The arguments that DistributedModelParallel needs, and the conversion of each batch."""
 
     model: nn.Module
     plan: ShardingPlan
     sharders: list[ModuleSharder[nn.Module]]
     convert: Callable[[Batch], Batch] = as_it_is
-    """Makes a plain batch what the model takes."""
+    """Turns a plain batch into what the model takes."""
 
 
 class Arrangement(Protocol):
-    """Adapts and plans a model over the current process group; it travels to ranks, pickled."""
+    """Adapts and plans a model over the current process group; it is sent to ranks pickled."""
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged: ...
 
@@ -55,10 +55,11 @@ class ByRegistry:
     """A registry's own `adapt`, plan and sharders; only its optimizer is replaced."""
 
     registry: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The registry for `recd_plugins.load`; empty, it is plain TorchRec with TorchRec's planner."""
+    """The registry for `recd_plugins.load`; an empty one is plain TorchRec with TorchRec's
+    planner."""
     batches: Sequence[Sequence[Batch]] | None = None
-    """The batches by step and rank, if the registry's planner is to count them and its converter
-    to convert them. What it switches on and these do not use is an error then."""
+    """The batches by step and rank, if the registry's planner should count them and its converter
+    should convert them. It is then an error if they do not use something that it switches on."""
 
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         from recd_plugins.stack import load
@@ -77,7 +78,7 @@ class ByRegistry:
 
 @dataclass(frozen=True)
 class BySharding:
-    """Plain TorchRec with every table sharded alike, the fused kernel everywhere."""
+    """Plain TorchRec with the same sharding type and the fused kernel for every table."""
 
     kind: Literal["row_wise", "table_wise", "column_wise"] = "row_wise"
     """Table-wise puts the n-th table on rank n modulo the world size."""

@@ -1,4 +1,4 @@
-"""Random samples of a schema, as batches and as tables, to train and to check on."""
+"""Random samples of a schema, as batches and as tables, for training and for checks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ __all__ = [
 
 
 def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6) -> Batch:
-    """B samples with 0 to `longest` ids a feature, uniform; every sample weighs 1.
+    """`batch_size` samples with 0 to `longest` ids per feature, uniform; every sample has weight 1.
 
-    Ids of scored features have weights from 1 on; then those of the others weigh 1.
+    Ids of scored features have weights of 1 or more. If there are such features, the ids of the
+    others have weight 1.
     """
     draw = torch.Generator().manual_seed(seed)
     keys = list(schema.sparse_names)
@@ -52,7 +53,7 @@ def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6
 
 
 def _scores(schema: Schema, values: Sequence[Tensor]) -> Tensor | None:
-    """The weight of each id, which depends on the id alone; None where no feature is scored."""
+    """The weight of each id, which depends only on the id; None if no feature is scored."""
     if not schema.weights_names:
         return None
     each = (
@@ -63,7 +64,7 @@ def _scores(schema: Schema, values: Sequence[Tensor]) -> Tensor | None:
 
 
 def shape_of_labels(schema: Schema, batch_size: int) -> tuple[int, ...]:
-    """[B], or [B, T] of T labels."""
+    """[B], or [B, T] if there are T labels."""
     count = len(schema.targets)
     return (batch_size,) if count == 1 else (batch_size, count)
 
@@ -71,7 +72,7 @@ def shape_of_labels(schema: Schema, batch_size: int) -> tuple[int, ...]:
 def random_batches(
     schema: Schema, *, steps: int, world_size: int = 2, batch_size: int = 16, longest: int = 6
 ) -> list[list[Batch]]:
-    """Batches by step and rank, all different, alike in every call."""
+    """Batches by step and rank, all different, and the same in every call."""
     return [
         [
             random_batch(schema, batch_size, seed=step * world_size + rank, longest=longest)
@@ -118,15 +119,15 @@ def random_table(
 
 
 def to_lists(features: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
-    """Key to the ids of each row."""
+    """The ids of each row, by key."""
     return {
         key: [row.tolist() for row in features[key].to_dense()]
-        for key in features.keys()  # noqa: SIM118  # a KJT is no mapping
+        for key in features.keys()  # noqa: SIM118  # a KJT is not a mapping
     }
 
 
 def from_lists(lists: Mapping[str, Sequence[Sequence[int]]]) -> KeyedJaggedTensor:
-    """The features of which `to_lists` makes these lists."""
+    """The features from which `to_lists` would make these lists."""
     rows = [row for ids in lists.values() for row in ids]
     return KeyedJaggedTensor.from_lengths_sync(
         keys=list(lists),

@@ -3,7 +3,7 @@
     def test_decay_keeps_the_contract():
         check_record(record)
 
-tries what `contracts/` asks of the slot, on small random data.
+This checks what `contracts/` requires of the slot, on small random data.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ CONTRACTS: Mapping[str, Callable[[Subject], None]] = {
     "optimizer": check_optimizer,
     "callbacks": check_callbacks,
 }
-"""How a slot's record is tried: a `cache` as the `sharding` in whose place it plans."""
+"""The check of each slot's records. A `cache` is checked like a `sharding`, since it plans in that
+slot's place."""
 
 
 def check_record(
@@ -71,20 +72,20 @@ def check_record(
     pool: GlooPool | None = None,
     expand: Callable[[Batch], KeyedJaggedTensor] | None = None,
 ) -> None:
-    """Raise `ContractBroken`, naming the rule and the way to mend it, if the record breaks one.
+    """Raise `ContractBroken`, with the rule and how to fix it, if the record breaks one.
 
-    `options`: those of registry.yaml; the defaults where there are none.
+    `options`: the options as in registry.yaml; by default the defaults.
     `context`: what `build` gets. By default it is a CPU, seed 0, an empty folder, the schema and
-    some batches of `testing.probe`. Where `context.neighbours` lacks a slot that the record
-    `uses`, the kit supplies it: TorchRec's planner for `sharding` and `cache`, a sum for
-    `pooling`, the local reader, each feature alone for `dedup`, `Probe` for `model`, and nothing
-    for a slot that takes a list. A `log` or a `dataset` you give yourself. A record that stands in
-    front of a planner has TorchRec's behind it, with the options that it has under `others`.
-    `pool`: the fixture gloo_pool, whose ranks a `sharding` or a `cache` trains on.
-    `expand`: from a converted batch to the features that a `dedup` took, where what it makes has
-    no `to_kjt()`.
+    some batches of `testing.probe`. If `context.neighbours` lacks a slot that the record `uses`,
+    the kit supplies it: TorchRec's planner for `sharding` and `cache`, a sum for `pooling`, the
+    local reader, each feature in a group of its own for `dedup`, `Probe` for `model`, and an empty
+    list for a slot that takes a list. You must give a `log` or a `dataset` yourself. A record that
+    stands in front of a planner has TorchRec's behind it, with the options under `others`.
+    `pool`: the fixture gloo_pool, on whose ranks a `sharding` or a `cache` is trained.
+    `expand`: gives the features that a `dedup` took, from a converted batch. It is needed if what
+    the `dedup` makes has no `to_kjt()`.
 
-    What the record needs of the machine and does not find raises `CapabilityError`.
+    Raises `CapabilityError` if the machine lacks something that the record needs.
     """
     __tracebackhide__ = True
     given, others = dict(options or {}), OTHERS
@@ -116,7 +117,8 @@ def check_record(
 
 
 def _check_form(record: Record[Any, Any], options: Mapping[str, Any]) -> Config:
-    """Check what a record shows before it is built; its config with these options."""
+    """Check everything about a record that can be checked before it is built, and return its config
+    with these options."""
 
     def hold(kept: bool, rule: str, fix: str) -> None:
         if not kept:

@@ -1,6 +1,6 @@
-"""Ranks to test on: processes started once, joined by a fresh gloo group in every call.
+"""Ranks for tests: processes started once, joined by a new gloo group in every call.
 
-All sockets are on loopback; the system picks the store's port.
+All sockets are on loopback, and the system picks the store's port.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["PRELOADED_FOR_TESTS", "GlooPool", "RanksFailed"]
 T = TypeVar("T")
 
 PRELOADED_FOR_TESTS = [*PRELOADED, "pytest", "recd_plugins.testing.preload"]
-"""What ranks import first of all; what is not installed is left out."""
+"""The modules that ranks import first; those that are not installed are left out."""
 
 
 class GlooPool:
-    """Runs a function on gloo ranks and returns what each of them returned.
+    """Runs a function on gloo ranks and returns what each rank returned.
 
-    Each world size has ranks of its own, which live through the same calls: TorchRec keeps
-    state per process, and ranks with different pasts would wait for each other. They are
-    started when first needed and after a call that failed, and die with their parent.
+    Each world size has its own ranks, which all see the same calls: TorchRec keeps state per
+    process, and ranks with different histories would wait for each other. Ranks are started when
+    first needed and after a call that failed, and end with their parent.
     """
 
     def __init__(self, *, deadline: float = 60.0) -> None:
@@ -44,17 +44,17 @@ class GlooPool:
         deadline: float | None = None,
         **kwargs: Any,
     ) -> list[T]:
-        """`function(*args, **kwargs)` on every rank; the results, by rank.
+        """Run `function(*args, **kwargs)` on every rank, and return the results by rank.
 
-        `function` stands at the top of a module (a test module will do) and finds the default
-        process group initialised: it asks `torch.distributed.get_rank()` who it is. Seeds
-        are 0, torch runs one thread, RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are
-        set; other variables are as they were when the first rank of all was started.
-        Arguments and results travel pickled: plain data and tensors.
+        `function` must be at the top level of a module, which may be a test module. The default
+        process group is initialised: `torch.distributed.get_rank()` returns the rank. Seeds are 0,
+        torch runs one thread, and RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set; other
+        variables are as they were when the very first rank was started. Arguments and results are
+        pickled: they are plain data and tensors.
 
         If a rank raises, dies or is not done `deadline` seconds after all were ready,
-        `RanksFailed` shows every traceback, the stacks of those that hang, and what they
-        printed. What ranks printed in a call that went well is printed here.
+        `RanksFailed` shows every traceback, the stacks of the ranks that hang, and what they
+        printed. After a successful call, the output of the ranks is printed here.
         """
         __tracebackhide__ = True
         deadline = self.deadline if deadline is None else deadline
@@ -88,7 +88,7 @@ class GlooPool:
         self.close()
 
     def _ready(self, world_size: int) -> _Met:
-        """The ranks of this world size, alive and imported."""
+        """The ranks of this world size, alive and with their imports done."""
         met = self._ranks.get(world_size)
         if met is None or not met.ranks.alive():
             if met is not None:
@@ -103,7 +103,7 @@ class GlooPool:
 
 
 class _Met(NamedTuple):
-    """Ranks, and the store where they meet in each of their calls."""
+    """Ranks, and the store where they meet in each call."""
 
     ranks: Ranks
     store: Any

@@ -1,4 +1,4 @@
-"""The neighbours that a record under check finds in its context where the caller gives none."""
+"""The neighbours that a record under check finds in its context if the caller gives none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["OTHERS", "Sums", "probe_batches", "supplied", "with_neighbours"]
 
 
 class Sums(nn.Module):
-    """A pooling that adds a row's values up."""
+    """A pooling that adds up a row's values."""
 
     needs_query = False
 
@@ -41,7 +41,7 @@ class EachAlone:
 
 
 OTHERS = TorchRecPlannerConfig(search="greedy")
-"""The planner that the kit has others stand in front of."""
+"""The planner that the kit puts behind records that stand in front of one."""
 
 
 def _planner(context: Context) -> Any:
@@ -56,7 +56,7 @@ BUILDS: Mapping[str, Callable[[Context], Any]] = {
     "pooling": lambda context: {"*": lambda dim: Sums()},
     "model": lambda context: Probe(context.require_schema()),
 }
-"""What the kit builds for a neighbour slot; slots that take a list are given an empty one."""
+"""What the kit builds for a neighbour slot; slots that take a list get an empty one."""
 
 
 def supplied() -> set[str]:
@@ -67,10 +67,11 @@ def supplied() -> set[str]:
 def with_neighbours(
     record: Record[Any, Any], context: Context, others: TorchRecPlannerConfig = OTHERS
 ) -> Context:
-    """The context, with a build for each slot that the record uses and nobody gave, and with
-    TorchRec's planner, of these options, for a record that stands in front of one.
+    """The context with a neighbour for each slot that the record uses and the caller left out. A
+    record that stands in front of a planner also gets TorchRec's, with the options `others`.
 
-    Ranks call this too, so that a neighbour planner has their optimizer and need not travel.
+    Ranks call this too, so that a neighbour planner has their optimizer and need not be sent to
+    them.
     """
     if context.others is None and stands_in_front(record):
         behind = dataclasses.replace(context, where=f"{record.slot}.others")

@@ -2,9 +2,9 @@
 
     check_parity(gloo_pool, build_model, batches, arrange={"plugins": [...], "sharding": ...})
 
-trains a model on ranks and holds it to an unsharded reference, or to another arrangement. What
-the two may differ by is found in the test, row by row: by how much the unsharded training goes
-elsewhere when it rounds at random (`recd_plugins.testing.rounding`).
+trains a model on ranks and compares it with an unsharded reference, or with another arrangement.
+The test itself finds how much the two may differ, row by row: by how much the unsharded training
+changes when it rounds at random (`recd_plugins.testing.rounding`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = [
 TableOptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad"]
 
 TABLE_OPTIMIZERS: tuple[TableOptimizerName, ...] = ("sgd", "adagrad", "rowwise_adagrad")
-"""The fused optimizers that run on CPU. SGD alone shows a wrong scale of the gradient."""
+"""The fused optimizers that run on CPU. Only SGD shows a wrong scale of the gradient."""
 
 Bounds = Mapping[str, Tensor]
-"""What each element of `Trained.tensors` may differ by."""
+"""How much each element of `Trained.tensors` may differ."""
 
 
 def check_parity(
@@ -66,18 +66,19 @@ def check_parity(
     exact: bool = False,
     unmoved: Collection[str] = (),
 ) -> None:
-    """Train on `batches[step][rank]` with each of the `tables` optimizers; hold it to a reference.
+    """Train on `batches[step][rank]` with each of the `tables` optimizers, and compare with a
+    reference.
 
-    `build_model` makes the model, tables on the meta device, alike in every process (no dropout);
-    its forward is that of the `model` slot. `arrange` is a registry, as `recd_plugins.load` takes
-    it, which adapts and plans the model by these batches and converts them, or is refused where
-    they use nothing of what it switches on; or a function; by default TorchRec's planner plans.
-    The reference is unsharded plain torch, or another arrangement of the same model (`{}`: plain
-    TorchRec's), on the same batches or on `reference_batches`. TorchRec itself leaves unsharded
-    torch in one case: a column-wise table keeps a state of row-wise Adagrad for each of its shards.
-    Where the model cannot train unsharded, `build_plain` makes one like it for the bounds.
-    Both sides are equal within the bounds of `reference_of`; `exact`, to another arrangement
-    bit by bit.
+    `build_model` makes the model with tables on the meta device, the same in every process (no
+    dropout); its forward is that of the `model` slot. `arrange` is a registry, as
+    `recd_plugins.load` takes it, or a function; by default TorchRec's planner plans. A registry
+    adapts and plans the model for these batches and converts them; it is refused if they use
+    nothing of what it switches on. The reference is unsharded plain torch, or another arrangement
+    of the same model (`{}`: plain TorchRec's), on the same batches or on `reference_batches`.
+    TorchRec itself differs from unsharded torch in one case: a column-wise table keeps a state of
+    row-wise Adagrad for each of its shards. If the model cannot train unsharded, `build_plain`
+    makes a similar one for the bounds. Both sides must be equal within the bounds of
+    `reference_of`; with `exact`, they must equal another arrangement bit by bit.
     """
     __tracebackhide__ = True
     if "sgd" not in tables:
@@ -130,9 +131,10 @@ def train_and_gather(
     *,
     seed: int = 0,
 ) -> Trained:
-    """Train, on a rank, this rank's `batches[step][rank]` through TorchRec's pipeline; all of it.
+    """Train, on a rank, on this rank's `batches[step][rank]` through TorchRec's pipeline, and
+    return the whole result.
 
-    Dense parameters and tables start from the seed alone, as `recd train` starts them.
+    Dense parameters and tables start from nothing but the seed, as in `recd train`.
     """
     from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
     from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -164,12 +166,12 @@ def train_and_gather(
 
 
 class Reference(NamedTuple):
-    """An unsharded training, and what rounding can do to it."""
+    """An unsharded training, and how much rounding can change it."""
 
     trained: Trained
     bounds: Bounds
-    """A table has one for each row, losses for each step. Dense parameters have one for all,
-    since many of them are too small for a spread of their own."""
+    """A table has one bound for each row, and losses have one for each step. Dense parameters share
+    one bound, since many of them are too small for a spread of their own."""
 
 
 def reference_of(
@@ -180,9 +182,11 @@ def reference_of(
     seed: int = 0,
     column_shards: int = 1,
 ) -> Reference:
-    """`train_reference`, and what it may differ by from others: it is trained again and again,
-    rounding at random, once something differs by more than a few units in the last place. For the
-    same arguments that is done once in a process."""
+    """`train_reference`, and how much others may differ from it.
+
+    Once something differs by more than a few units in the last place, it is trained several times
+    more, rounding at random. A process does this once for the same arguments.
+    """
     key = _digest((build_model, batches, optimizer, seed, column_shards))
     if key not in _FOUND:
         train = partial(
@@ -201,7 +205,7 @@ _FOUND: dict[bytes, Reference] = {}
 
 
 class _ByValue(pickle.Pickler):
-    """Pickles a tensor as its values: torch has the address of its storage in it."""
+    """Pickles a tensor as its values: torch's own pickle contains the address of its storage."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.layout == torch.strided and value.is_cpu:
@@ -211,7 +215,7 @@ class _ByValue(pickle.Pickler):
 
 
 def _digest(value: object) -> bytes:
-    """The same for equal values, wherever they lie."""
+    """A digest that is the same for equal values, wherever they are in memory."""
     file = io.BytesIO()
     _ByValue(file).dump(value)
     return hashlib.sha256(file.getvalue()).digest()
@@ -240,8 +244,8 @@ def assert_parity(
 
         assert_parity(trained, *reference_of(build_model, batches, optimizer=optimizer))
 
-    `bounds` says how far each of `right.tensors()` may be off, by default a few units in the
-    last place of its row. `unmoved` names tables that no batch touches.
+    `bounds` says how much each of `right.tensors()` may be off, by default a few units in the last
+    place of its row. `unmoved` names tables that no batch touches.
     """
     __tracebackhide__ = True
     ours, theirs = left.tensors(), right.tensors()
@@ -268,8 +272,8 @@ def assert_alike(left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds
 def _differences(
     left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds: Bounds
 ) -> list[str]:
-    """The differences between two sets of tensors: names, shapes, or the worst element of a
-    kind."""
+    """The differences between two sets of tensors: in names, in shapes, or the worst element of
+    each kind."""
     if isinstance(bounds, BoundsOnDemand):
         found = _beyond(left, right, bounds.least)
         if not bounds.are_needed(here=bool(found)):
@@ -295,7 +299,7 @@ def _beyond(left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds: Bou
 def _worst(
     names: Sequence[str], left: Mapping[str, Tensor], right: Mapping[str, Tensor], bounds: Bounds
 ) -> str:
-    """The element that is farthest off, in bounds, and how many others are off."""
+    """The element that is farthest off, measured in bounds, and how many others are off."""
     times = {name: _times(left[name], right[name], bounds[name]) for name in names}
     name = max(names, key=lambda name: times[name].max().item())
     far = times[name]
@@ -314,18 +318,19 @@ def _worst(
 
 
 def _times(ours: Tensor, theirs: Tensor, bound: Tensor) -> Tensor:
-    """The multiple of the bound that each element is off by; 0 where it is within."""
+    """How many bounds each element is off; 0 where it is within its bound."""
     gap = _gap(ours, theirs)
     return torch.where(gap <= bound, 0, gap / bound).nan_to_num(nan=torch.inf)
 
 
 def _gap(ours: Tensor, theirs: Tensor) -> Tensor:
-    """|ours - theirs|, elementwise; a NaN on either side is infinitely far from all."""
+    """|ours - theirs|, elementwise; a NaN on either side is infinitely far from everything."""
     return (ours.double() - theirs.double()).abs().nan_to_num(nan=torch.inf)
 
 
 def _scales(left: Trained, right: Trained) -> list[str]:
-    """Tables that went the same way on both sides, but not as far: a gradient's scale."""
+    """Tables that moved in the same direction on both sides, but not equally far: a sign of a
+    gradient's scale."""
     found = []
     for name, start in left.start.items():
         if name not in right.tables or name not in left.tables:

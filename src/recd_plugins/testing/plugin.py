@@ -1,6 +1,6 @@
 """The pytest plugin: the fixture `gloo_pool` and the option `--gloo-deadline`.
 
-pytest loads this file in every run of everyone who has the package: it imports nothing heavy.
+pytest loads this file in every run wherever the package is installed, so it imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The modules that ranks of tests have in common: their server imports them once, before it forks
-them.
+the ranks.
 
-A kernel is called too, for what numba loads, or compiles in an environment that is new, when the
-first is called takes every rank as long. And what is there by then counts as no garbage: a rank
-that looked for some would get all of its server's memory copied.
+It also calls a kernel: what numba loads at the first call, or compiles in a new environment, would
+otherwise take every rank the same time again. And the garbage collector leaves alone everything
+that exists by then: a rank that collected garbage would copy all of its server's memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The smallest model that has both of TorchRec's kinds of tables; to try shardings on."""
+"""The smallest model with both of TorchRec's kinds of tables, for trying shardings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA = Schema(
 
 
 class Probe(nn.Module):
-    """A small model to try plugins on: logit = w * [dense, sums of each feature's embeddings] + b.
+    """A small model for trying plugins: logit = w * [dense, sums of each feature's embeddings] + b.
 
     Sequences are looked up in an EmbeddingCollection, the other features in an
     EmbeddingBagCollection; tables are on the meta device.
@@ -52,9 +52,9 @@ class Probe(nn.Module):
         self.over = nn.Linear(len(schema.dense) + dim * len(schema.sparse), 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """The output that the `model` slot asks for; the loss is the samples' weighted mean."""
-        # By key: a sharded collection yields its features in an order of its own. And key by
-        # key: TorchRec's pipeline traces this, and a tracer cannot iterate over what it yields.
+        """The output that the `model` slot requires; the loss is the samples' weighted mean."""
+        # By key: a sharded collection yields its features in its own order. And one key at a time:
+        # TorchRec's pipeline traces this, and a tracer cannot iterate over what the module yields.
         summed, embedded = self.bags(batch.features), self.sequences(batch.features)
         inputs = [batch.dense, *(summed[key] for key in self.bag_keys)]
         for key in self.sequence_keys:

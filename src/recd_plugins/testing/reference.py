@@ -1,6 +1,6 @@
-"""Training without TorchRec's sharding, fused optimizers or pipeline: what parity is held to.
+"""Training without TorchRec's sharding, fused optimizers or pipeline: the reference of parity.
 
-One process holds whole tables; the optimizers are written out in plain torch.
+One process holds whole tables, and the optimizers are written out in plain torch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class TableOptimizer:
     adagrad           s <- s + g^2,          w <- w - lr g / (sqrt(s) + eps),   s [R, D]
     rowwise_adagrad   s <- s + mean_d(g^2),  w <- w - lr g / (sqrt(s) + eps),   s [R, 1]
 
-    Rows without a gradient stay as they are, so all rows may be updated alike. TorchRec keeps a
-    state of row-wise Adagrad for each of a table's column shards, and so does this.
+    Rows without a gradient stay as they are, so all rows can be updated in the same way. TorchRec
+    keeps a state of row-wise Adagrad for each of a table's column shards, and so does this class.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class TableOptimizer:
 
 
 def unsharded(model: nn.Module, seed: int) -> Collection[str]:
-    """Give a model its tables whole, on the CPU, as they start from the seed; their names."""
+    """Give a model its whole tables on the CPU, initialised from the seed, and return their
+    names."""
     for module in model.modules():
         if isinstance(module, EmbeddingCollection | EmbeddingBagCollection):
             module.to_empty(device=torch.device("cpu"))
@@ -82,8 +83,8 @@ def train_reference(
 ) -> Trained:
     """Train on `batches[step][rank]`, each step on the mean of the ranks' losses.
 
-    That is the loss which DDP and TorchRec's gradient division follow: gradients are
-    averaged over ranks, whatever the ranks' batch sizes. The steps run within `rounding`.
+    This is the loss that DDP and TorchRec's gradient division minimise: gradients are averaged over
+    ranks, whatever the ranks' batch sizes. The steps run inside `rounding`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Does a loader go on exactly where its state says?"""
+"""Does a loader continue exactly where its state says?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recd_plugins.slots import Loader
 __all__ = ["assert_same_batch", "check_resume"]
 
 MOST = 12
-"""Positions that are tried unless they are named: each costs a loader."""
+"""The most positions that are tried by default: each one needs a loader."""
 
 
 def check_resume(
@@ -27,12 +27,13 @@ def check_resume(
     positions: Iterable[int] | None = None,
     same: Callable[[Batch, Batch], None] | None = None,
 ) -> None:
-    """A state taken at any position of an epoch makes a new loader go on exactly from there.
+    """Check that a state taken at any position of an epoch makes a new loader continue exactly from
+    there.
 
-    `make_loader` makes a loader at its start, always the same. Positions count batches
-    yielded; by default all of a short epoch are tried, else some of it, its edges always.
-    What is compared is the rest of that epoch and all of the next, batch by batch with
-    `same`, by default every tensor. States go through JSON, as in a checkpoint.
+    `make_loader` makes a loader at its start, always the same. Positions count the batches yielded.
+    By default all positions of a short epoch are tried; of a longer one some, always with its
+    edges. The rest of that epoch and all of the next are compared, batch by batch with `same`, by
+    default every tensor. States go through JSON, as in a checkpoint.
     """
     same = same or assert_same_batch
     loader = make_loader()
@@ -59,7 +60,7 @@ def check_resume(
         resumed.load_state_dict(states[position])
         rest = list(resumed)
         if position == len(first) and rest:
-            # The epoch was over, though its loop had not ended yet: this was the next one.
+            # The epoch was over, though its loop had not ended yet: `rest` is the next epoch.
             _compare(second, rest, same, f"{where}, the next epoch")
             continue
         _compare(first[position:], rest, same, where)
@@ -121,7 +122,7 @@ def _same(ours: Any, theirs: Any, where: str) -> None:
             _same(len(ours), len(theirs), f"len({where})")
             for index, (left, right) in enumerate(zip(ours, theirs, strict=True)):
                 _same(left, right, f"{where}[{index}]")
-        case _ if hasattr(ours, "__dict__"):  # a class of a plugin's own: by what it holds
+        case _ if hasattr(ours, "__dict__"):  # a plugin's own class: compared by what it holds
             _same(vars(ours), vars(theirs), where)
         case _:
             if ours != theirs:

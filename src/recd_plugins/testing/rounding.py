@@ -1,10 +1,10 @@
-"""The difference that rounding alone makes to results, found by rounding otherwise.
+"""How much rounding alone changes results, found by rounding differently.
 
-Another instruction set, number of threads or order of a sum rounds other results up and others
-down. `Rounding` does that at random, operator by operator; what a few trainings under it differ
-by is the bound that a comparison is held to. Most rows then have a few units in the last place.
-A row whose gradients cancel, where Adagrad divides what is left by its own size, has what its
-noise comes to, and no other row gets a bound that hides mistakes.
+With another instruction set, number of threads or order of a sum, different results are rounded up
+and down. `Rounding` does that at random, operator by operator. The differences between a few
+trainings under it are the bound of a comparison. For most rows that is a few units in the last
+place. If the gradients of a row cancel and Adagrad divides the remainder by its own size, that row
+gets a bound as large as its noise, and no other row gets a bound that hides mistakes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 DRAWN = 1 << 18
-"""Sides, up or down, that are drawn for all operators of a training."""
+"""How many directions, up or down, are drawn for all operators of a training."""
 EXACT = frozenset(
     f"aten::{name}"
     for name in [
@@ -43,32 +43,32 @@ EXACT = frozenset(
         *("zeros_like", "_to_copy", "masked_fill", "relu", "threshold_backward"),
     ]
 )
-"""Operators that move values or make them, and round none."""
+"""The operators that move or create values and do not round."""
 POOLED = "fbgemm::split_embedding_codegen_forward"
-"""What fbgemm's lookups that sum are called; the others copy rows."""
+"""The beginning of the names of fbgemm's lookups that sum; the others copy rows."""
 UPDATED = (
     "fbgemm::split_embedding_backward_codegen",
     "fbgemm::split_embedding_nobag_backward_codegen",
 )
-"""What the backward passes of fbgemm's lookups are called, whatever the optimizer fused to them."""
+"""The beginnings of the names of backward passes of fbgemm's lookups, for all fused optimizers."""
 COMPUTED = frozenset({torch.float32, torch.float64})
-"""Kinds of numbers that optimizers compute in."""
+"""The number types in which optimizers compute."""
 RUNS = 3
-"""Trainings with rounding at random that a spread is taken from."""
+"""The number of trainings with random rounding from which a spread is computed."""
 FACTOR = 4.0
-"""How many spreads two right trainings may be apart. A spread, the largest of a few dozen draws,
-is about two standard deviations, and eight of them are not met by chance."""
+"""How many spreads two correct trainings may be apart. A spread, the largest of a few dozen draws,
+is about two standard deviations, and a distance of eight does not occur by chance."""
 FEW = 8
-"""Elements of a row below which its own spread says too little."""
+"""A row with fewer elements than this has a spread that says too little."""
 
 
 class Rounding(EagerDispatchMode):
-    """Within it, each operator's results are off by one unit in the last place, up or down.
+    """Inside, each operator's results are off by one unit in the last place, up or down.
 
-    That holds in the backward pass too, so the terms of a sum are off before they cancel. What
-    an operator writes in place is off where it changed it. Of fbgemm's, the embedding lookups
-    round what they sum, the gradients that reach them, and what their fused optimizers change.
-    All that holds on the CPU alone, and collectives do not round at random.
+    This includes the backward pass, so the terms of a sum are off before they cancel. Where an
+    operator changes values in place, the changed ones are off. Of fbgemm's operators, the embedding
+    lookups round their sums, the gradients that reach them, and what their fused optimizers change.
+    All this happens only on the CPU, and collectives do not round at random.
 
         with Rounding(seed):
             train(model)
@@ -76,7 +76,7 @@ class Rounding(EagerDispatchMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        # Drawn once: operators take turns in it, each from a place of its own.
+        # Drawn once: each operator takes its factors from a random place in it.
         draw = torch.Generator().manual_seed(seed)
         self._sides = torch.randint(0, 2, (DRAWN,), generator=draw, dtype=torch.int8) * 2 - 1
         self._places = random.Random(seed)
@@ -100,11 +100,13 @@ class Rounding(EagerDispatchMode):
         return result
 
     def _updated(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What fbgemm's backward pass returns, which is the fused optimizer's step too.
+        """Run fbgemm's backward pass, which is also the fused optimizer's step, and return its
+        result.
 
-        Gradients are off as they come, and rows and states where it changes them."""
+        The incoming gradients are off, and so are the rows and states that it changes.
+        """
         gradient, *rest = args
-        # Rows of 16 bits are rounded to them from what is computed in float32.
+        # 16-bit rows are left out: fbgemm rounds them from what it computes in float32.
         written = [
             value
             for one, value in zip(schema_of(func).arguments[1:], rest, strict=False)
@@ -120,7 +122,7 @@ class Rounding(EagerDispatchMode):
         return result
 
     def _like(self, value: Tensor) -> Tensor:
-        """A factor for each element of `value`: 1, and a unit in its last place more or less."""
+        """A factor for each element of `value`: 1 plus or minus a unit in its last place."""
         count, kind = value.numel(), value.dtype
         factors = self._factors.get(kind)
         if factors is None:
@@ -133,15 +135,15 @@ class Rounding(EagerDispatchMode):
 
 @cache
 def _results_of(operator: Any) -> tuple[bool, tuple[bool, ...]]:
-    """Whether the operator rounds what it writes into its first argument, and each of the values
-    that it returns."""
+    """Whether the operator rounds what it writes into its first argument, and whether it rounds
+    each of its return values."""
     schema: Any = schema_of(operator)
     if schema.name.startswith(POOLED):
         return False, (True,)
     if operator.namespace != "aten" or schema.name in EXACT:
         return False, ()
     first = schema.arguments[0].alias_info if schema.arguments else None
-    # What has alias information is a view, or was written in place.
+    # A value with alias information is a view, or was written in place.
     made = tuple(one.alias_info is None for one in schema.returns)
     return first is not None and first.is_write, made
 
@@ -153,8 +155,8 @@ def _rounds(value: Tensor) -> bool:
 def plain_of(
     train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]], *, runs: int = RUNS
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """The result of the plain side of a comparison, and the bounds by which others may differ from
-    it: they are found once something differs by more than they are at least.
+    """The result of the plain side of a comparison, and the bounds within which others may differ
+    from it. The bounds are computed only once something differs by more than the least bounds.
 
         def plain(rounding):
             model = build()
@@ -164,7 +166,7 @@ def plain_of(
 
         assert_alike(ours, *plain_of(plain))
 
-    On ranks, all of them call it, and hold their results to it in the same order.
+    On ranks, all of them call this, and compare their results with it in the same order.
     """
     expected = train(nullcontext())
 
@@ -175,10 +177,9 @@ def plain_of(
 
 
 class BoundsOnDemand(Mapping[str, Tensor]):
-    """`bounds_of` of spreads that more trainings are needed for, which nobody runs before a bound
-    is asked for.
+    """`bounds_of` of spreads that need more trainings, which run only when a bound is read.
 
-    No bound is less than without any spread, so that what is within those is within these.
+    No bound is smaller than without any spread, so what is within the least bounds is within these.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class BoundsOnDemand(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if self._find is not None:
-            self._found, self._find = self._find(), None  # which holds what it trains
+            self._found, self._find = self._find(), None  # `_find` holds what it trains
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -209,8 +210,8 @@ class BoundsOnDemand(Mapping[str, Tensor]):
         return dict, (dict(self.items()),)
 
     def are_needed(self, *, here: bool) -> bool:
-        """Whether any rank needs more than the least bounds, which all then find; every rank says
-        whether it does."""
+        """Whether any rank needs more than the least bounds; then all ranks compute them. `here`
+        says whether this rank does."""
         if not self._on_ranks:
             return here
         needed = torch.tensor(here, dtype=torch.int32)
@@ -219,7 +220,7 @@ class BoundsOnDemand(Mapping[str, Tensor]):
 
 
 def least_bounds(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The bounds where nothing spreads: a few units in the last place of a row."""
+    """The bounds without any spread: a few units in the last place of a row."""
     return bounds_of({name: torch.zeros_like(one) for name, one in expected.items()}, expected)
 
 
@@ -229,11 +230,10 @@ def spreads_of(
     *,
     runs: int = RUNS,
 ) -> dict[str, Tensor]:
-    """The distance that `train`, rounding at random, goes from what it found without: by name,
-    elementwise.
+    """How far the results of `train` move when it rounds at random: by name, elementwise.
 
-    `train(rounding)` is the plain side of the comparison, which trains within `rounding` and
-    has its model and tables start outside of it; `expected` is what it returns without.
+    `train(rounding)` is the plain side of the comparison. It makes its model and tables outside
+    `rounding`, and trains inside it. `expected` is what it returns without random rounding.
     """
     spreads = {name: torch.zeros_like(value) for name, value in expected.items()}
     for seed in range(runs):
@@ -248,8 +248,8 @@ def bounds_of(spreads: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
         FACTOR * (spread of the row + unit in the last place of the row)
 
-    Both are those of the row's widest element, since a few runs say little of one element alone.
-    Rows of few elements, as losses and row-wise states have, share the widest spread of all. The
+    Both are those of the row's widest element, since a few runs say little about a single element.
+    Rows of few elements, as in losses and row-wise states, share the widest spread of all rows. The
     unit in the last place stands for the operators that do not round at random.
     """
     return {name: _bound(spreads[name], value) for name, value in expected.items()}
@@ -265,7 +265,7 @@ def _bound(spread: Tensor, expected: Tensor) -> Tensor:
 
 
 def _widest(values: Tensor) -> Tensor:
-    """The largest element of each row, [R, 1, ...]; of what has no columns each is its own row."""
+    """The largest element of each row, [R, 1, ...]; without columns, each element is a row."""
     if values.dim() < 2 or not values.numel():
         return values
     return values.amax(dim=tuple(range(1, values.dim())), keepdim=True)

@@ -1,4 +1,4 @@
-"""The outcome of a training, whole, wherever its parts lay."""
+"""The whole outcome of a training, wherever its parts were."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Trained", "dense_optimizer", "gather_table"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Losses and weights after a training, on the CPU: they travel between processes."""
+    """Losses and weights after a training, on the CPU, since they are sent between processes."""
 
     losses: Tensor
     """[steps, world_size]: the loss of each step on each rank's batch."""
@@ -52,7 +52,7 @@ class Trained:
         return cls(losses=torch.tensor(losses), tables=full, dense=dense, start=start or {})
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that two trainings are compared by, under the names that messages give it."""
+        """Everything by which two trainings are compared, under the names used in messages."""
         return {
             "losses": self.losses,
             **{f"table {name!r}": table for name, table in self.tables.items()},
@@ -61,8 +61,8 @@ class Trained:
 
 
 def gather_table(value: Tensor | ShardedTensor | DTensor) -> Tensor:
-    """A table, or a state of its optimizer, in full on every rank, from the shards of all ranks;
-    on the CPU, whatever device it was on."""
+    """A whole table, or a whole state of its optimizer, on every rank, from the shards of all
+    ranks. It is on the CPU, whatever device it was on."""
     if not isinstance(value, ShardedTensor | DTensor):
         return value.detach().to("cpu", copy=True)
     mine = [([*offsets], part.detach().cpu()) for offsets, part in local_parts(value)]

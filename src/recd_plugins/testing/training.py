@@ -12,7 +12,7 @@ __all__ = ["train_quietly"]
 
 
 def train_quietly(registry: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary that `recd train` comes to, with nothing printed on the way."""
+    """The summary that `recd train` would return, with nothing printed."""
     import torch
 
     from recd_plugins.stack import load

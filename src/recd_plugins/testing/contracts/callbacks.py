@@ -1,4 +1,4 @@
-"""The `callbacks` slot: what a run calls as it goes."""
+"""The `callbacks` slot: objects that a run calls while it trains."""
 
 from __future__ import annotations
 

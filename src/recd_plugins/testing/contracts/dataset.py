@@ -18,7 +18,7 @@ from recd_plugins.testing.contracts.subject import Subject
 __all__ = ["check_dataset"]
 
 MOST = 20_000
-"""Rows of a split that are looked at."""
+"""The number of rows of a split that are checked."""
 
 
 def check_dataset(subject: Subject) -> None:
@@ -77,7 +77,8 @@ def check_dataset(subject: Subject) -> None:
 def _rows(
     subject: Subject, dataset: Dataset, schema: Schema, split: Split
 ) -> tuple[pa.Table, bool]:
-    """The first `MOST` rows of a split, or more by a chunk, and whether those are all."""
+    """The first `MOST` rows of a split, rounded up to a whole chunk, and whether these are all of
+    its rows."""
     chunks: list[pa.Table] = []
     whole = True
     for chunk in _checked(subject, dataset.chunks(split), schema, split):

@@ -1,4 +1,4 @@
-"""The `dedup` slot: what is deduplicated comes back, row for row."""
+"""The `dedup` slot: deduplicated features can be expanded again, row for row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recd_plugins.testing.contracts.subject import Subject
 __all__ = ["check_dedup"]
 
 DRAWN = 6
-"""Random samples in a batch, beside those that are nearly equal."""
+"""The number of random samples in a batch, besides those that are nearly equal."""
 
 
 def check_dedup(subject: Subject) -> None:
@@ -41,7 +41,7 @@ def check_dedup(subject: Subject) -> None:
         batch = _batch(schema, seed)
         separate = [key for key in schema.sparse_names if key in taken]
         rest = dataclasses.replace(batch, features=without(batch.features, separate))
-        # As any reader hands them over, and as one does that has numbered the different rows.
+        # As any reader hands them over, and as a reader does that has numbered the different rows.
         beside = {name: torch.arange(len(batch)) // 3 for name in transform.asks}
         joined = JoinedColumns(without(batch.features, rest.features.keys()), beside)
         for columns in (joined if beside else None, _pooled(batch, separate, beside)):
@@ -72,7 +72,7 @@ def _expand(subject: Subject, batch: Batch) -> KeyedJaggedTensor:
 
 
 def _pooled(batch: Batch, keys: Sequence[str], beside: Mapping[str, Tensor]) -> PooledColumns:
-    """The features as the local reader holds them, the samples from two windows."""
+    """The features as the local reader holds them, with samples from two windows."""
     parts = []
     for start, stop in ((0, 10), (10, len(batch))):
         jagged = slice_rows(batch.features, start, stop).to_dict()
@@ -82,9 +82,9 @@ def _pooled(batch: Batch, keys: Sequence[str], beside: Mapping[str, Tensor]) -> 
 
 
 def _nearly_equal(schema: Schema) -> Iterator[dict[str, list[int]]]:
-    """Samples that a converter may mistake for one another.
+    """Samples that a converter may mistake for each other.
 
-    Each differs from the first in one feature, or in two, and there as little as can be.
+    Each differs from the first in one or two features, and in these as little as possible.
     """
     first = {feature.name: _ids(feature, range(1, 7)) for feature in schema.sparse}
     yield first
@@ -94,7 +94,7 @@ def _nearly_equal(schema: Schema) -> Iterator[dict[str, list[int]]]:
             yield {**first, feature.name: row}
     for one, other in itertools.pairwise(schema.sparse):
         ids, others = first[one.name], first[other.name]
-        # The ids of a group in a line are the same, and so is their sum.
+        # The concatenated ids of a group are the same, and so is their sum.
         yield {**first, one.name: [*ids, 1], other.name: others}
         yield {**first, one.name: ids, other.name: [1, *others]}
         yield {**first, one.name: _ids(one, [2]), other.name: _ids(other, [3])}
@@ -130,7 +130,7 @@ def _ids(feature: SparseFeature, ids: Iterable[int]) -> list[int]:
 
 
 def _batch(schema: Schema, seed: int) -> Batch:
-    """Samples that are nearly equal and drawn ones, each twice, in an order of the seed's."""
+    """Samples that are nearly equal and random ones, each twice, in an order drawn by the seed."""
     drawn = to_lists(random_batch(schema, DRAWN, seed=seed).features)
     samples = [{key: rows[at] for key, rows in drawn.items()} for at in range(DRAWN)]
     samples = [*samples, *_nearly_equal(schema)] * 2

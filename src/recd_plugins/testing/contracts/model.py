@@ -47,7 +47,7 @@ def check_model(subject: Subject) -> None:
             "Remove it if it is not used.",
         )
     _forward(subject, model, random_batch(schema, BATCH, seed=1, longest=0))
-    # Weight 0 marks a padding row: what it says must not matter.
+    # Weight 0 marks a padding row: its content must not matter.
     weights = torch.ones(BATCH)
     weights[-1] = 0
     padded = [dataclasses.replace(batch, weights=weights, labels=batch.labels.clone())]
@@ -91,7 +91,7 @@ def _check_tables(subject: Subject, model: nn.Module) -> None:
 
 
 def _forward(subject: Subject, model: nn.Module, batch: Batch) -> Tensor:
-    """The loss, once what forward returns has been checked."""
+    """The loss, after a check of everything that forward returns."""
     fix = "Return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)."
     match model(batch):
         case (Tensor() as loss, (Tensor() as detached, Tensor() as logits, labels, weights)):

@@ -1,4 +1,4 @@
-"""The `optimizer` slot: what steps the dense parameters."""
+"""The `optimizer` slot: the optimizer that steps the dense parameters."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ __all__ = ["check_pooling"]
 
 DIM = 16
 TOLERANCE = 1e-5
-"""How far float32 sums of some hundred terms near 1 differ, in another order."""
+"""How much float32 sums of about a hundred terms near 1 differ in another order."""
 SHARED_TOLERANCE = 1e-4
-"""How far gradients of squares, of some ten, differ, in another order."""
+"""How much gradients of squares, of size about ten, differ in another order."""
 LENGTHS = (3, 0, 1, 7, 2, 0, 40, 5)
-"""Rows without a value, of one and of many."""
+"""Rows without values, with one value, and with many."""
 LOOKUP = (6, 6, 0, 1, 3, 6, 3)
 """Samples that share such rows."""
 
@@ -99,7 +99,7 @@ def _pool(subject: Subject, module: nn.Module, rows: _Rows) -> Tensor:
 def _check_independence(
     subject: Subject, module: nn.Module, rows: _Rows, pooled: Tensor, seed: int
 ) -> None:
-    """Some rows, in another order and among others, become what they became before."""
+    """Some rows, in another order and among other rows, give the same results as before."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(rows.lengths), generator=generator)
     among = _Rows.draw((2, 9), seed + 100)
@@ -137,7 +137,7 @@ def _check_gradients(subject: Subject, module: nn.Module, rows: _Rows) -> None:
 
 
 def _check_sharing(subject: Subject, module: nn.Module, rows: _Rows) -> None:
-    """Samples that share a row become what they become where each has its own."""
+    """Samples that share a row give the same results as samples with a row each."""
     lookup = torch.tensor(LOOKUP)
     samples = rows.take(lookup)._replace(query=_Rows.draw((1,) * len(LOOKUP), 9).query)
     if getattr(module, "needs_query", None) is False:

@@ -65,7 +65,7 @@ def check_preprocess(subject: Subject) -> None:
 
 
 def _check_dense(subject: Subject, transform: Any, schema: Schema) -> None:
-    """Each sample's result is what its `schema` says, the same among others and alone."""
+    """Each sample's result fits its `schema`, and is the same among other samples and alone."""
     chosen = ChosenTransform(who="preprocess", where="", features=("*",), transform=transform)
     (step,) = steps_of([chosen], schema)
     run = DenseStep(step)
@@ -102,12 +102,12 @@ def _check_each(
     features: KeyedJaggedTensor,
     rows: dict[str, list[list[int]]],
 ) -> None:
-    """A feature's rows are the same alone."""
+    """A feature's rows come out the same if it is transformed alone."""
     every = to_lists(features)
-    for key in features.keys():  # noqa: SIM118  # no mapping
+    for key in features.keys():  # noqa: SIM118  # not a mapping
         try:
             alone: object = to_lists(transform(from_lists({key: every[key]})))
-        except Exception as error:  # whatever its author raises where a feature is missing
+        except Exception as error:  # whatever its author raises if a feature is missing
             alone = f"raises {type(error).__name__}: {error}"
         subject.hold(
             alone == {key: rows[key]},
@@ -120,7 +120,8 @@ def _check_each(
 def _check_of_rows(
     subject: Subject, transform: Any, features: KeyedJaggedTensor, result: KeyedJaggedTensor
 ) -> None:
-    """`of_rows`, if it has one, gives what it makes of a KJT: batches go through either."""
+    """If the transform has `of_rows`, that gives the same result as for a KJT: batches may go
+    through either."""
     if (of_rows := getattr(transform, "of_rows", None)) is None:
         return
     made = of_rows(features.values(), features.lengths(), features.weights_or_none())
@@ -146,7 +147,8 @@ def _check_rows(
     features: KeyedJaggedTensor,
     seed: int,
 ) -> None:
-    """Each row's result is the same in any order, among fewer rows, and as a unique sample."""
+    """Each row's result is the same in any order, among fewer rows, and as a unique sample of an
+    IKJT."""
     rows, draw = to_lists(transform(features)), torch.Generator().manual_seed(seed)
     order = torch.randperm(ROWS, generator=draw)
     repeated = torch.randint(0, ROWS // 2, (2 * ROWS,), generator=draw)

@@ -1,4 +1,4 @@
-"""The `reader` slot: every row once, the same on every try, resumable anywhere."""
+"""The `reader` slot: every row once, the same every time, resumable anywhere."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["check_reader"]
 ROWS = 203
 BATCH_SIZE = 16
 ROW = SparseFeature(name="row", num_ids=ROWS)
-"""Its one id in each sample is the number of the row."""
+"""A feature with one id in each sample: the number of the row."""
 OTHER = 100.0
-"""More than a sample of the table weighs."""
+"""More than the weight of any sample in the table."""
 
 
 def check_reader(subject: Subject) -> None:
@@ -52,7 +52,7 @@ def _loader(
 
 
 def with_other_weights(batch: Batch) -> Batch:
-    """A transform, which may go to another process."""
+    """A transform, which can be sent to another process."""
     return dataclasses.replace(batch, weights=batch.weights + OTHER)
 
 
@@ -151,6 +151,6 @@ def _check_samples(
 
 
 def _rows(batch: Batch) -> list[int]:
-    """The numbers of its rows, padding left out."""
+    """The numbers of a batch's rows, without padding."""
     rows: list[int] = batch.features[ROW.name].values()[batch.weights > 0].tolist()
     return rows

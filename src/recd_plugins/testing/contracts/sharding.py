@@ -1,5 +1,5 @@
-"""The `sharding` and `cache` slots: a plan for every table, which changes nothing but where rows
-lie."""
+"""The `sharding` and `cache` slots: a plan for every table that changes only where its rows
+are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["ByRecord", "check_sharding"]
 
 @dataclass(frozen=True)
 class ByRecord:
-    """Arranged by what one record builds; raises where its plan is not whole."""
+    """An arrangement by the planner that a record builds; raises if its plan is incomplete."""
 
     record: Record[Any, Any]
     config: Config

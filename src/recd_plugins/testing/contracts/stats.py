@@ -1,4 +1,4 @@
-"""The `stats` slot: what is measured of a table."""
+"""The `stats` slot: measurements of a table."""
 
 from __future__ import annotations
 

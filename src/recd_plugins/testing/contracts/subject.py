@@ -29,7 +29,7 @@ class ContractBroken(AssertionError):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The subject of a contract: all that it needs to try a record."""
+    """The subject of a contract: everything that is needed to check a record."""
 
     record: Record[Any, Any]
     config: Config
@@ -51,7 +51,7 @@ class Subject:
         return built
 
     def hold(self, kept: bool, rule: str, fix: str) -> None:
-        """Unless the rule is kept, raise what says who breaks it and how to mend it."""
+        """Raise `ContractBroken` if the rule is not kept, with who breaks it and how to fix it."""
         __tracebackhide__ = True
         if not kept:
             raise ContractBroken(f"{self.record.slot} {self.record.name!r}: {rule}. {fix}")
