@@ -1,2 +1,2 @@
-"""Dense gradients: all-reduced in parts beside backward and, where links between nodes are slow
-and gloo's, across nodes once."""
+"""Dense gradients: all-reduced in parts during backward. With gloo and slow links between nodes,
+they cross nodes once."""

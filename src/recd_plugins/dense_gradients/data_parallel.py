@@ -1,4 +1,4 @@
-"""What DistributedModelParallel takes as its `data_parallel_wrapper`, and where dense gradients
+"""The `data_parallel_wrapper` for DistributedModelParallel, which decides whether dense gradients
 cross nodes once."""
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ from recd_plugins.planning.topology import Cluster, Topology
 __all__ = ["DenseGradients"]
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""What gradients travel as, by the words of `allreduce_comm_precision`."""
+"""The type in which gradients are sent, by the value of `allreduce_comm_precision`."""
 COMPRESS = {torch.float16: fp16_compress_hook, torch.bfloat16: bf16_compress_hook}
 PARTS = 8
-"""Parts that ranks all-reduce the dense gradients in: all but the last travel beside backward."""
+"""The number of parts in which ranks all-reduce the dense gradients: all but the last are sent
+during backward."""
 LEAST_PART, MOST_PART = 1 << 18, 25 << 20
-"""Bytes of a part: an all-reduce of fewer takes hardly less time, one of more is torch's own."""
+"""Limits of the bytes of a part: an all-reduce of fewer takes hardly less time; the largest is
+torch's own default."""
 
 
 class DenseGradients(DefaultDataParallelWrapper):
-    """TorchRec's own wrapper, by whose DDP ranks all-reduce gradients part by part, as soon as
-    backward has one, and across nodes once where that pays.
+    """TorchRec's own wrapper, with a DDP that all-reduces gradients part by part, as soon as
+    backward has computed a part, and across nodes once where that pays.
 
-    TorchRec's default is 25 MB by one call, so that of a smaller model no gradient travels before
-    the last one is there.
+    TorchRec's default is 25 MB per call. With a smaller model, no gradient is then sent before the
+    last one is there.
 
-    Gradients cross nodes once where gloo's ring over all ranks would have more bytes go over the
-    links between nodes, and takes longer by the topology: of several nodes, which have several
-    ranks each. NCCL has hierarchies of its own and is left alone. Those that travel in fewer bits,
-    as `allreduce_comm_precision` says, do so between nodes alone where they cross once.
+    Gradients cross nodes once on several nodes with several ranks each, where gloo's ring over all
+    ranks would send more bytes over the links between nodes, and by the topology would take longer.
+    NCCL has hierarchies of its own and is left alone. If gradients are sent in fewer bits, as
+    `allreduce_comm_precision` says, and cross nodes once, only what goes between nodes has fewer
+    bits.
     """
 
     def __init__(self, dense_bytes: int, topology: Topology, **options: Any) -> None:
@@ -57,19 +60,19 @@ class DenseGradients(DefaultDataParallelWrapper):
         if "bucket_cap_mb" not in options:
             given = options.get("ddp_kwargs") or {}
             options |= {"bucket_cap_mb": mib, "ddp_kwargs": first_step_in_parts(mib) | given}
-        # The hook that TorchRec's wrapper would register is registered here, or another.
+        # `wrap` registers the hook that TorchRec's wrapper would register, or another one.
         self._kind = DTYPES.get(options.pop("allreduce_comm_precision", None) or "")
         self._mixed = (options.get("ddp_kwargs") or {}).get("mixed_precision") is not None
         super().__init__(**options)
         self._dense_bytes = dense_bytes
         self._topology = topology
         self.once = False
-        """Whether they cross nodes once."""
+        """Whether gradients cross nodes once."""
         self.explained = ""
-        """How the gradients travel, and why, once a model is wrapped on several ranks."""
+        """How the gradients are reduced, and why, once a model is wrapped on several ranks."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Every rank must call it, as DistributedModelParallel does."""
+        """Every rank must call this, as DistributedModelParallel does."""
         for one in dmp.children():
             if isinstance(one, DistributedDataParallel | FullyShardedDataParallel):
                 self.explained = f"the trainer's own {type(one).__name__} reduces them"
@@ -87,7 +90,7 @@ class DenseGradients(DefaultDataParallelWrapper):
         kind = "" if self._kind is None else f" in {str(self._kind).removeprefix('torch.')}"
         if isinstance(found, str):
             if self._kind is not None:
-                # DDP refuses torch's hook of bfloat16 by its name where there is no NCCL.
+                # Without NCCL, DDP refuses torch's bfloat16 hook by its name.
                 hook = COMPRESS[self._kind]
                 ddp.register_comm_hook(None, lambda state, bucket: hook(group, bucket))
             self.explained = (
@@ -106,17 +109,18 @@ class DenseGradients(DefaultDataParallelWrapper):
 
     @property
     def handed(self) -> float:
-        """The bytes of dense gradients that a rank hands to collectives in a step: where they cross
-        nodes once, they have fewer bits between nodes alone."""
+        """The bytes of dense gradients that a rank hands to collectives in a step. If they cross
+        nodes once, they have fewer bits only between nodes."""
         return self._dense_bytes if self.once else self._carried * self._dense_bytes
 
     @property
     def _carried(self) -> float:
-        """The bytes in which gradients travel, over those of float32."""
+        """The bytes per number in which gradients are sent, divided by those of float32."""
         return 1.0 if self._kind is None else self._kind.itemsize / torch.float32.itemsize
 
     def _across_nodes(self, group: ProcessGroup, device: torch.device) -> Cluster | str:
-        """The cluster, on whose nodes gradients cross once; or why not, the same on all ranks."""
+        """The cluster, if gradients cross its nodes once; or why they do not, as a clause. The
+        answer is the same on all ranks."""
         if self._mixed:
             return "in mixed precision, by a hook that it has already"
         backend = backend_of(group, device.type)
@@ -130,8 +134,8 @@ class DenseGradients(DefaultDataParallelWrapper):
             w = cluster.ranks_per_node
         except CapabilityError:
             w = 0
-        # Where nodes have as many ranks as they please, their launchers say different things; and
-        # each machine may have a topology of its own in the file that registry.yaml names.
+        # Nodes may have different numbers of ranks, so that their launchers say different things;
+        # and each machine may have another topology in the file that registry.yaml names.
         slower = w > 0 and cluster.crosses_once(self._dense_bytes, self._carried)
         least = torch.tensor([w, -w, int(slower)])
         dist.all_reduce(least, dist.ReduceOp.MIN, group)

@@ -1,6 +1,6 @@
 """An all-reduce whose bytes cross nodes once, as a communication hook of DDP, on gloo."""
 
-# DDP compares the annotations of a hook with the types themselves: no `annotations` of __future__.
+# No `from __future__ import annotations`: DDP compares a hook's annotations with the types.
 
 import threading
 from collections import deque
@@ -34,24 +34,24 @@ def _all_reduce_once_a_node(mine: Tensor, number: int) -> None:
 class OnceANode:
     """The all-reduces of a world of whole nodes, whose bytes cross nodes once:
 
-        of the gradients [n] of a bucket, on W ranks in each of N nodes, U = N W in all
-        1. in the node   rank w gets part w [n / W] of every rank's, and sums them
+        for the gradients [n] of a bucket, on W ranks in each of N nodes, U = N W in all
+        1. in the node   rank w gets part w [n / W] of every rank's gradients, and sums them
         2. across nodes  the ranks of place w in all nodes all-reduce part w
         3. in the node   every rank gets all parts
 
-    Of n elements 2 (N - 1) / N n leave each node, where by gloo's ring over all ranks 2 (U - 1) / U
-    n go over each link; a rank sends 2 (U - 1) / U n in all either way.
+    Of n elements, 2 (N - 1) / N n leave each node. With gloo's ring over all ranks, 2 (U - 1) / U n
+    go over each link. Either way a rank sends 2 (U - 1) / U n in all.
 
-    They go on by themselves beside backward, on gloo's threads. Each of the three has process
-    groups of its own, so that buckets follow each other there in one order on all ranks: that in
-    which DDP hands them over.
+    The three steps run by themselves during backward, on gloo's threads. Each step has process
+    groups of its own, so that on all ranks buckets follow each other there in the same order: the
+    order in which DDP hands them over.
     """
 
     def __init__(
         self, world: ProcessGroup, ranks_per_node: int, kind: torch.dtype | None = None
     ) -> None:
-        """Every rank of `world`, which has all there are, must make one: it makes process groups.
-        Gradients cross nodes as numbers of this kind, by default of their own."""
+        """Every rank of `world`, which has all ranks, must make one, since it makes process groups.
+        Gradients cross nodes as numbers of this `kind`, by default of their own type."""
         ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
         self._world = world
         self._place = world.rank() % ranks_per_node
@@ -65,8 +65,8 @@ class OnceANode:
         _BY_NUMBER[self._number] = self
 
     def hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
-        """The mean over all ranks of a bucket's gradients, in place; they are divided first, as
-        DDP does it. Sparse gradients are all-reduced over all ranks."""
+        """The mean over all ranks of a bucket's gradients, in place. They are divided first, as in
+        DDP. Sparse gradients are all-reduced over all ranks."""
         gradients = bucket.buffer()
         if gradients.layout is not torch.strided:
             return allreduce_hook(self._world, bucket)
@@ -75,8 +75,8 @@ class OnceANode:
     def all_reduce(self, mine: Tensor) -> Future[Tensor]:
         """The sum over all ranks of `mine` [n], in place.
 
-        It is an operator, so that whoever counts collectives sees one all-reduce, and of its parts,
-        most of which other threads begin, none.
+        It is an operator, so that whoever counts collectives sees one all-reduce and none of its
+        parts, most of which begin on other threads.
         """
         torch.ops.recd_plugins.all_reduce_once_a_node(mine, self._number)
         return self._begun.pop()
@@ -114,7 +114,7 @@ class OnceANode:
 
         work = _all_to_all(parts, mine, own, sizes, self._to_parts)
         then(work, lambda: self._reducing.make(reduces, or_fails(reduce)))
-        # A failure that was set in Python reaches DDP as one through `then` alone.
+        # An exception that was set in Python reaches DDP as an exception only through `then`.
         self._begun.append(done.then(lambda ended: ended.value()))
 
     def __deepcopy__(self, memo: object) -> "OnceANode":
@@ -133,23 +133,23 @@ def _all_to_all(
 
 
 class _InOrder:
-    """Makes calls in the order in which they were announced, each as soon as it may be made and
-    those before it are."""
+    """Makes calls in the order in which they were announced, each as soon as it is ready and all
+    calls before it are made."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._announced: deque[list[Callable[[], None]]] = deque()
 
     def announced(self) -> list[Callable[[], None]]:
-        """The place of a call that is to come."""
+        """A place in the order for a call that will come later."""
         place: list[Callable[[], None]] = []
         with self._lock:
             self._announced.append(place)
         return place
 
     def make(self, place: list[Callable[[], None]], call: Callable[[], None]) -> None:
-        """Make the call now, or by the thread that makes the last of those before it. It raises
-        nothing."""
+        """Make the call now, or on the thread that makes the last call before it. The call must not
+        raise."""
         with self._lock:
             place.append(call)
             while self._announced and self._announced[0]:

@@ -1,2 +1,2 @@
-"""The places where files lie: a disk, or a store that a URI names; and what a store's faults
-become."""
+"""The places where files are: a disk, or a store that a URI names; and how faults of a store are
+reported."""

@@ -1,4 +1,4 @@
-"""What is in a file, in one text."""
+"""A digest of a file's content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lock that one process at a time has: a file says which one, and since when."""
+"""A lock that one process at a time holds: a file says which one, and since when."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class Held(Exception):
 
 
 class LockFile:
-    """A lock, from `take` until it is given back, or the process ends, be it killed.
+    """A lock that is held from `take` until it is given back or the process ends, even if it is
+    killed.
 
-    It is of the process, not of the file: what the process forks does not keep it, and a file that
-    stays behind locks nothing.
+    It belongs to the process, not to the file: forked processes do not keep it, and a file that is
+    left behind locks nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,8 +38,8 @@ class LockFile:
         self._file: IO[str] | None = None
 
     def take(self) -> bool:
-        """Have it from now on; `Held` names who has it. Whether that keeps others away: a file
-        system without locks lets whoever may write do so."""
+        """Hold the lock from now on; raises `Held`, which names the holder, if another process has
+        it. Returns whether it keeps others away: a file system without locks lets anybody write."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file, locked = self._path.open("a+"), True
@@ -54,16 +55,16 @@ class LockFile:
                     raise
             if self._is_there(file):
                 break
-            file.close()  # whoever had it removed it meanwhile
+            file.close()  # the previous holder removed it meanwhile
         self._file = file
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
-        with contextlib.suppress(OSError):  # of a full disk it is had all the same
+        with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
             file.truncate(0)
             os.write(file.fileno(), json.dumps(holder).encode())
         return locked
 
     def give_back(self, *, remove: bool = False) -> None:
-        """Let others have it; `remove` leaves no file behind."""
+        """Release the lock; with `remove`, no file is left behind."""
         if self._file is None:
             return
         if remove:
@@ -86,14 +87,16 @@ def _holder(file: IO[str]) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["started"]))
         return f"process {holder['pid']} of {holder['host']} since {when}"
     except (ValueError, KeyError, TypeError):
-        return "another process"  # which has the lock and has not written yet who it is
+        return "another process"  # it holds the lock, but has not yet written who it is
 
 
 @contextlib.contextmanager
 def written_alone(folder: Path, name: Location) -> Iterator[None]:
-    """Inside, no other process that asks the same writes this folder; `DataError` where one does
-    already, by the name that a user gave what is written. The lock lies beside the folder, which
-    need not be there."""
+    """Inside, no other process that calls this too writes this folder.
+
+    Raises `DataError`, with the name that the user gave, if another process is already writing it.
+    The lock file is beside the folder, which need not exist.
+    """
     real = Path(os.path.realpath(folder))
     lock = LockFile(real.with_name(f".{real.name}.lock"))
     try:

@@ -1,4 +1,4 @@
-"""The kind of a path that is no file: a reader of files would wait for some of them without end."""
+"""The kind of a path that is not a file: a reader would wait forever for some of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ KINDS = {
     stat.S_IFBLK: "a device",
 }
 HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-"""What a shell hands over, as `<(...)` does, is read as a file is."""
+"""The beginnings of paths that a shell hands over, as with `<(...)`; they are read like files."""
 
 
 def no_file(path: Path) -> str:
-    """The kind of thing that it is instead of a file, in words; nothing for a file, or where
-    nothing is there."""
+    """What a path is instead of a file, in words; an empty string for a file, or if nothing is
+    there."""
     if str(path).startswith(HANDED_OVER):
         return ""
     try:

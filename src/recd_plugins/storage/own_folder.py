@@ -1,4 +1,4 @@
-"""A folder of this user's in the temporary one, for what all processes of a machine share."""
+"""A folder of this user in the temporary folder, for what all processes of a machine share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["own_folder"]
 
 
 def own_folder(name: str) -> Path | None:
-    """The folder, which lets in this user alone; None where there can be none, or another user has
-    made it."""
+    """The folder, which only this user can access; None if it cannot be made, or another user made
+    it."""
     folder = Path(tempfile.gettempdir(), f"{name}-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

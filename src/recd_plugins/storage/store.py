@@ -1,8 +1,9 @@
-"""A store and how it is reached: its faults are tried again, or explained.
+"""A store and how it is reached. After a fault, an operation is tried again, or the fault is
+explained.
 
-The AWS library within Arrow retries by itself, request by request, with backoff and jitter, and
-ends a request that stalls; Google's retries too. For any other store `tried` does so, for a whole
-operation.
+The AWS library inside Arrow retries by itself, request by request, with backoff and jitter, and
+ends a request that stalls; Google's library retries too. For any other store, `tried` retries the
+whole operation.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ATTEMPTS = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before the second attempt; each pause is up to twice the one before."""
 CONNECT, REQUEST = 5.0, 10.0
-"""Seconds that connecting may take, and that may pass without a byte."""
+"""Seconds that connecting may take, and seconds that may pass without a byte."""
 S3_OPTIONS = frozenset(
     {
         "access_key",
@@ -61,8 +62,8 @@ GOOGLE, HADOOP, AZURE = ("gs", "gcs"), ("hdfs", "viewfs"), ("abfs", "abfss")
 ARROWS = frozenset({*GOOGLE, *HADOOP, *AZURE})
 """The other schemes that Arrow reads by itself."""
 GOOGLE_RETRIES = 30
-"""Seconds for which Google's library tries again, unless the URI says `retry_limit_seconds`; by
-itself it does so for 15 minutes."""
+"""Seconds for which Google's library tries again, unless the URI says `retry_limit_seconds`. The
+library's own default is 15 minutes."""
 CURES = {
     **dict.fromkeys(
         ("s3", "s3a"),
@@ -85,7 +86,7 @@ CURES = {
         "AZURE_TENANT_ID and AZURE_CLIENT_SECRET, or `az login`",
     ),
 }
-"""The way to a store, by scheme."""
+"""How to reach a store, by scheme."""
 OTHERS = "the options of the URI, which go to fsspec's package for its scheme"
 
 
@@ -96,15 +97,15 @@ class OpenStore:
     system: Any
     """A `pyarrow.fs.FileSystem`."""
     keys: bool
-    """Whether it has no folders, only keys that begin alike."""
+    """Whether it has no folders, only keys with common prefixes."""
     attempts: int
     """The number of times that `tried` tries."""
     container: str = ""
-    """The beginning of a URI's path, where this file system's paths have another one."""
+    """The beginning of a URI's path, if this file system's paths have another one."""
     top: str = ""
     """The other beginning."""
     secrets: tuple[str, ...] = ()
-    """The texts that no message may hold."""
+    """The texts that no message may contain."""
 
     def path(self, path: str) -> str:
         """The path of a URI as the file system has it."""
@@ -117,7 +118,7 @@ class OpenStore:
 def store_of(
     process: int, scheme: str, container: str, access: tuple[tuple[str, str], ...]
 ) -> OpenStore:
-    """The store of a URI; a process that was forked opens its own."""
+    """The store of a URI; a forked process opens its own."""
     options = dict(access)
     secrets = tuple(v for k, v in access if v and ("key" in k or "token" in k or "secret" in k))
     try:
@@ -164,8 +165,8 @@ def _s3(options: dict[str, str], secrets: tuple[str, ...]) -> OpenStore:
 
 
 def s3_endpoint_and_region(options: Mapping[str, str]) -> tuple[str, str]:
-    """The URL of a store of one's own, or nothing for Amazon's; and the region. Both are the
-    URI's to say, or the environment's."""
+    """The URL of the user's own store, or an empty string for Amazon's; and the region. Both come
+    from the URI, or else from the environment."""
     endpoint = options.get("endpoint_override") or os.environ.get(
         "AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")
     )
@@ -175,7 +176,7 @@ def s3_endpoint_and_region(options: Mapping[str, str]) -> tuple[str, str]:
     if not endpoint:
         return "", region
     named, _, host = endpoint.rpartition("://")
-    # A store of one's own has no regions, and Amazon need not be asked for one.
+    # A user's own store has no regions, and Arrow need not ask Amazon for one.
     return f"{options.get('scheme') or named or 'https'}://{host}", region or "us-east-1"
 
 
@@ -222,8 +223,8 @@ def _fsspecs(
 
 
 def tried(work: Callable[[OpenStore], R], uri: Uri, store: OpenStore) -> R:
-    """The result of the work; it is done again after faults that may pass, and a fault that does
-    not is a `DataError`. `FileNotFoundError` is the caller's to explain."""
+    """The result of the work, which is done again after faults that may pass. Raises `DataError`
+    for a fault that does not pass. The caller has to explain a `FileNotFoundError`."""
     pause = FIRST_PAUSE
     for attempt in range(1, store.attempts + 1):
         try:
@@ -257,7 +258,7 @@ def _may_pass(error: OSError) -> bool:
 
 
 def explained(error: OSError, uri: Uri, store: OpenStore) -> DataError:
-    """A fault as a user reads it: which URI, what was wrong, what to do."""
+    """A fault as it is shown to users: which URI, what was wrong, what to do."""
     why = without(str(error), store.secrets).partition(" error_info=")[0]  # Google's, once more
     why = why.strip().rstrip(".") or type(error).__name__
     cure = CURES.get(uri.scheme, OTHERS)
@@ -276,7 +277,7 @@ def explained(error: OSError, uri: Uri, store: OpenStore) -> DataError:
 
 
 def without(text: str, secrets: tuple[str, ...]) -> str:
-    """A text in which no secret stands."""
+    """The text with each secret replaced by stars."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return text

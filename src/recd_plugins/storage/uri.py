@@ -1,8 +1,8 @@
-"""A file or folder on a store: `Uri`, with those methods of `pathlib.Path` that tables need.
+"""A file or folder on a store: `Uri`, with the methods of `pathlib.Path` that tables need.
 
-A `Location` is a path or a URI, and most code takes one without looking which. S3 is read by Arrow
-itself, as are gs, abfs, hdfs; any other scheme by fsspec. What fails is a `DataError` that names
-the URI, what was wrong and what to do: faults that pass are tried again before (`store.py`).
+A `Location` is a path or a URI, and most code takes one without checking which. Arrow itself reads
+S3, gs, abfs and hdfs; fsspec reads any other scheme. A failure is a `DataError` that names the URI,
+what was wrong and what to do; before that, faults that may pass are tried again (`store.py`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SCHEMES = "://"
 
 
 class Stat(NamedTuple):
-    """The part of `os.stat` that a store knows too."""
+    """The part of `os.stat` that a store also knows."""
 
     st_size: int
     st_mtime_ns: int
 
 
 class Uri:
-    """`scheme://container/key`; what else was written (user, options) says how to get there.
+    """`scheme://container/key`; the rest of a URI (user, options) says how to reach it.
 
-    Its text is without user and options, for they may hold secrets.
+    Its text leaves out user and options, because they may contain secrets.
     """
 
     __slots__ = ("_access", "_path", "scheme")
@@ -51,10 +51,10 @@ class Uri:
     def __init__(self, text: str) -> None:
         parts = urlsplit(text)
         self.scheme = parts.scheme.lower()
-        before, _, host = parts.netloc.rpartition("@")  # a user and a password may stand before it
+        before, _, host = parts.netloc.rpartition("@")  # a user and a password may come before it
         user, _, password = before.partition(":")
         if self.scheme in AZURE and not password and user:
-            user, host = "", parts.netloc  # a container of an account
+            user, host = "", parts.netloc  # a container in an account
         self._path = (host + "/" + parts.path.lstrip("/")).rstrip("/")
         if not self.scheme or not self._path.strip("/"):
             raise DataError(f"{self}: is no URI of a file or folder. Write scheme://bucket/path.")
@@ -125,28 +125,28 @@ class Uri:
         return tuple(self._path.split("/"))
 
     def above(self, count: int) -> Uri:
-        """The folder that its first so many parts name."""
+        """The folder that its first `count` parts name."""
         return self._at("/".join(self.parts[:count]))
 
     def below(self, folder: Uri) -> str:
-        """The path from a folder to what lies in it."""
+        """The path of this URI relative to a folder that contains it."""
         return self._path[len(folder._path) :].lstrip("/")
 
     @property
     def access(self) -> dict[str, str]:
-        """The options that say how to get there: secrets may be among them."""
+        """The options that say how to reach it, which may contain secrets."""
         return dict(self._access)
 
     def reached_as(self, other: Uri) -> Uri:
-        """The same, by the options of another."""
+        """The same URI, reached with the options of another one."""
         return _again(self.scheme, self._path, other._access)
 
     def explained(self, error: OSError) -> DataError:
-        """The message that a user reads of a fault."""
+        """The message about a fault, as it is shown to users."""
         return explained(error, self, self.store)
 
     def hidden(self, text: str) -> str:
-        """A text without the secrets that it may quote."""
+        """A text without the secrets that it may contain."""
         return without(text, self.store.secrets)
 
     @property
@@ -178,11 +178,12 @@ class Uri:
         return _stat(info)
 
     def listed(self, *, deep: bool = False) -> dict[Uri, Stat]:
-        """The files of a folder, or of all folders in it, in order of their names."""
+        """The files of a folder, or with `deep` of all folders in it too, in order of their
+        names."""
         return self.listing(deep=deep)[0]
 
     def listing(self, *, deep: bool = False) -> tuple[dict[Uri, Stat], frozenset[str]]:
-        """`listed`, and the names of the folders that a folder has itself."""
+        """`listed`, and the names of the folders directly in this folder."""
         from pyarrow.fs import FileSelector
 
         def listing(system: Any, path: str) -> Any:
@@ -200,8 +201,8 @@ class Uri:
         return dict(sorted(files.items())), frozenset(one for one in below if "/" not in one)
 
     def matching(self, pattern: str, listed: dict[Uri, Stat] | None = None) -> dict[Uri, Stat]:
-        """The files whose path below this folder fits: `**` is any folders, `*` is within one;
-        of those that are `listed`, where they are already."""
+        """The files whose path below this folder matches: `**` is any folders, `*` stays in one. If
+        the files are already `listed`, these are not listed again."""
         wanted = pattern.split("/")
         files = self.listed(deep=len(wanted) > 1) if listed is None else listed
         return {
@@ -215,20 +216,21 @@ class Uri:
         return self.glob(f"**/{pattern}")
 
     def open(self, mode: str = "rb") -> IO[bytes]:
-        """A file of bytes, to read from any place of it, or to write from its start."""
+        """A file of bytes, to be read from any position, or written from its start."""
         file: IO[bytes] = self.opened() if mode == "rb" else self.created()
         return file
 
     def opened(self) -> Any:
-        """Arrow's file, to read; reads of it may be tried again with `reading`."""
+        """Arrow's file, to be read; `reading` can try its reads again."""
         return self._tried(lambda system, path: system.open_input_file(path))
 
     def created(self) -> Any:
-        """Arrow's file, to write: it is there, whole, once it is closed."""
+        """Arrow's file, to be written: it is there, complete, once it is closed."""
         return self._tried(lambda system, path: system.open_output_stream(path))
 
     def reading(self, work: Callable[[], R]) -> R:
-        """The result of work that reads an open file; it is tried again where a fault may pass."""
+        """The result of work that reads an open file; it is tried again after a fault that may
+        pass."""
         return tried(lambda _: work(), self, self.store)
 
     def read_bytes(self) -> bytes:
@@ -243,7 +245,7 @@ class Uri:
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, content: bytes) -> None:
-        """The file is there whole, or as it was before: stores have it so."""
+        """Write the file. It is complete afterwards, or as it was before: stores guarantee this."""
 
         def write(system: Any, path: str) -> None:
             with system.open_output_stream(path) as file:
@@ -255,7 +257,7 @@ class Uri:
         self.write_bytes(text.encode(encoding))
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = True) -> None:
-        """Nothing where folders are only what keys begin with."""
+        """Make a folder; does nothing if the store has only keys with common prefixes."""
         if not self.store.keys:
             self._tried(lambda system, path: system.create_dir(path, recursive=parents))
 
@@ -271,7 +273,7 @@ class Uri:
 
 
 Location = Path | Uri
-"""Where a file or a folder lies: on disk, or on a store."""
+"""Where a file or a folder is: on disk, or on a store."""
 
 
 def is_uri(text: str) -> bool:
@@ -281,7 +283,7 @@ def is_uri(text: str) -> bool:
 
 
 def location_of(text: str | Location) -> Location:
-    """The path or the URI that a text is; `file://` is a path of this machine."""
+    """The path or URI that a text names; `file://` is a path on this machine."""
     if isinstance(text, Path | Uri):
         return text
     if not is_uri(text):
@@ -292,7 +294,7 @@ def location_of(text: str | Location) -> Location:
 
 
 def input_file(location: Location) -> Any:
-    """Arrow's file, to read from any place of it, on a disk or on a store."""
+    """Arrow's file, to be read from any position, on a disk or on a store."""
     if isinstance(location, Uri):
         return location.opened()
     import pyarrow
