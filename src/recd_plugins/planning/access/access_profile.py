@@ -61,13 +61,13 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Distributions by the name of their table (or feature)."""
+    """Distributions by the name of their table or feature."""
 
     rows: Mapping[str, RowDistribution]
     samples: int = 0
     """The number of samples that were counted; 0 for formulas."""
     batch_size: int = 0
-    """The number of samples in a batch of one rank; 0 where it is not known."""
+    """The number of samples in a batch of one rank; 0 if it is not known."""
 
     def __getitem__(self, name: str) -> RowDistribution:
         if name not in self.rows:
@@ -96,7 +96,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """The profile that `save` wrote; anything else raises `DataError`."""
+        """The profile that `save` wrote. Raises `DataError` for any other file."""
         table = read_arrow(
             path, METADATA_KEY, SCHEMA, "A profile is meant: `recd data profile` writes one."
         )
@@ -134,26 +134,26 @@ class Tally:
 
     counted: Mapping[str, Counted]
     exact_rows: int = EXACT_ROWS
-    """Tables are sketched, the largest first, until the others have no more rows than this in
-    all."""
+    """The most rows of all tables that are counted exactly: the largest tables are sketched, until
+    the others together have no more rows than this."""
     samples: int = 0
     batches: int = 0
-    """The number of batches with these samples; where no batch had any sample, the number of those
-    without."""
+    """The number of batches with these samples; if no batch had a sample, the number of batches
+    without one."""
     epoch: float = 0
-    """The batches of an epoch, of all ranks; 0 where it is not known."""
+    """The number of batches of an epoch, on all ranks; 0 if it is not known."""
     in_order: bool = False
-    """Whether these are the first batches of loaders that read only in their own order."""
+    """Whether these are the first batches of loaders that can only read in their own order."""
     counters: dict[str, Counter] = field(init=False)
     bags: dict[str, SampledBags] = field(init=False)
-    """Some bags of the tables that are summed."""
+    """A sample of the bags of the tables that are summed over bags."""
     no_row: dict[str, int] = field(default_factory=dict)
-    """The number of ids that were of no row of the table, where there were any: they are not
-    counted. In training TorchRec looks up another row for each, as do tiers."""
+    """The number of ids that are not a row of the table, for tables with such ids: they are not
+    counted. In training TorchRec looks up another row for each, and so do tiers."""
     variable: frozenset[str] = frozenset()
     """The features that came in KJTs whose keys differ in batch size."""
     weighted: frozenset[str] = frozenset()
-    """The features of which each id came with a weight."""
+    """The features whose ids each came with a weight."""
 
     def __post_init__(self) -> None:
         rows = {name: part.num_rows for name, part in self.counted.items()}
@@ -163,11 +163,11 @@ class Tally:
     def add(
         self, batches: Iterable[Any], features: FeaturesOf | None = None, *, expected: int = 0
     ) -> Tally:
-        """Count the lookups that batches of one rank bring; `batch_lookups` finds them.
+        """Count the lookups in batches of one rank; `batch_lookups` finds them.
 
-        Batches that come after each other are in one fold, as far as it is known how many are
-        `expected`. Batches may differ in size; those of less than half the mean so far, as the last
-        of an epoch, are left out: they would blur `presence`.
+        Consecutive batches are in the same fold, as far as it is known how many are `expected`.
+        Batches may differ in size; those of less than half the mean so far, such as the last of an
+        epoch, are left out: they would blur `presence`.
         """
         expected = expected or (len(batches) if isinstance(batches, Sized) else 0)
         for number, batch in enumerate(batches):
@@ -199,7 +199,7 @@ class Tally:
                     self.bags[name].add(*bags, part.num_rows, fold)
 
     def came(self, samples: int, batches: int) -> None:
-        """So many samples came in so many batches."""
+        """Note that `samples` samples came in `batches` batches."""
         if samples and not self.samples:
             self.batches = 0
         if samples or not self.samples:
@@ -229,11 +229,11 @@ class Tally:
 
     @property
     def counted_share(self) -> float:
-        """The part of an epoch's batches that was counted, as far as is known."""
+        """The share of an epoch's batches that was counted; 0 if it is not known."""
         return min(self.batches / self.epoch, 1.0) if self.epoch else 0.0
 
     def shares_of_no_row(self, profile: Profile) -> dict[str, float]:
-        """The share of the counted ids of each table, of those with any, that are of no row."""
+        """The share of each table's ids that are not a row of it, for tables with such ids."""
         found = {}
         for name, ids in self.no_row.items():
             found[name] = ids / (ids + profile[name].lookups * profile.samples)
@@ -258,9 +258,12 @@ class Tally:
                 yield name, counter.distribution(sample=True)
 
     def profile(self, *, counted_share: float | None = None) -> Profile:
-        """The distributions as they will be in training (`RowCounter.distribution`); the counters
-        are given up one by one. In `counted_share` of the batches to come they are as they were
-        counted: by default in the part of an epoch that was."""
+        """The distributions as they will be in training (`RowCounter.distribution`). The counters
+        are freed one by one.
+
+        `counted_share` of the batches to come are the counted ones themselves: by default the share
+        of an epoch that was counted.
+        """
         share = self.counted_share if counted_share is None else counted_share
         if not self.samples and self.batches:
             raise DataError(
@@ -299,20 +302,20 @@ def profile_batches(
     exact_rows: int = EXACT_ROWS,
     expected: int = 0,
 ) -> Profile:
-    """Count the lookups that batches bring, of one rank or several, after every transform.
+    """Count the lookups in batches of one rank or several, after every transform.
 
-    A deduplicated feature brings those of its unique samples, as a model that takes them looks
-    up; p is per sample of the batch all the same. What comes out is a forecast for batches that
-    are like these, not what these had (`RowCounter.distribution`). Tables beyond `exact_rows` rows
-    in all are sketched, from the largest on. `features` says where a batch has its sparse features
-    (`batch_lookups`); `expected` is how many batches there are, where they have no length.
+    A deduplicated feature counts the lookups of its unique samples, which are what a model with
+    dedup looks up; p is still per sample of the batch. The result is a forecast for batches like
+    these, not what these batches had (`RowCounter.distribution`). If the tables have more than
+    `exact_rows` rows in all, the largest are sketched. `features` says where a batch has its sparse
+    features (`batch_lookups`); `expected` is the number of batches, if they have no length.
     """
     tally = Tally(counted=counted, exact_rows=exact_rows)
     return tally.add(batches, features, expected=expected).profile()
 
 
 def _check_ids(name: str, rows: RowDistribution) -> None:
-    """Refuse ids of no row of the table, and a row that is named twice."""
+    """Refuse ids that are not a row of the table, and a row that is named twice."""
     if rows.ids is None or not len(rows.ids):
         return
     low, high = int(rows.ids.min()), int(rows.ids.max())

@@ -1,7 +1,8 @@
-"""The contents of what a loader's parts hold, which reading may shuffle, fill or count up in place.
+"""The contents of containers in a loader's parts, which reading may shuffle, fill or count up in
+place.
 
-A loader that shuffles its list of files, `random.shuffle(self.files)`, binds the same list as
-before, in another order. One that keeps an iterator over all epochs binds that, further on.
+A loader that shuffles its list of files, `random.shuffle(self.files)`, still has the same list, in
+another order. One that keeps an iterator over all epochs still has that iterator, further on.
 """
 
 from __future__ import annotations
@@ -24,24 +25,25 @@ from recd_plugins.notices import NoticeWarning
 __all__ = ["MOST_BYTES", "Contents"]
 
 MOST_BYTES = 1 << 26
-"""The bytes of contents that are copied in all: samples that are held in memory are not."""
+"""The most bytes of contents that are copied in all. Samples held in memory take more, and are not
+copied."""
 DEEPEST = 3
-"""How deep containers are looked for in each other."""
+"""How many levels of nested containers are searched."""
 FEW = 32
-"""The most entries of a container in which others are looked for: longer ones are data."""
+"""The most entries of a container that is searched for others: longer ones are data."""
 SEEN = 4096
-"""About so many entries of what is not copied are compared."""
+"""About how many entries of a container that is not copied are compared."""
 ITERATORS = (*map(type, map(iter, ([], (), {}, {}.values(), {}.items(), range(0), ""))),)
-"""Iterators that tell how many entries are to come."""
+"""The types of iterators that tell how many entries are still to come."""
 
 
 class Contents:
-    """The entries of the lists, mappings, sets, arrays and tensors that some objects hold, as they
-    were when this was made; and the positions of their iterators, which nobody can put back."""
+    """The entries of the lists, mappings, sets, arrays and tensors in some objects, as they were
+    when this was made; and the positions of their iterators, which cannot be put back."""
 
     def __init__(self, owners: Iterable[object]) -> None:
-        """The smallest are copied first, up to `MOST_BYTES`; of the others some entries are
-        remembered, so that a change is noticed."""
+        """The smallest containers are copied first, up to `MOST_BYTES` in all. Of the others some
+        entries are remembered, so that a change is noticed."""
         found: dict[int, tuple[str, Any]] = {}
         self._iterators: list[tuple[str, Any, list[Any]]] = []
         self._moved: set[str] = set()
@@ -51,7 +53,7 @@ class Contents:
                     called = f"{type(owner).__name__}.{name}"
                     if (place := _place_of(held)) is None:
                         found.setdefault(id(held), (called, held))
-                    elif not isinstance(owner, Iterator):  # else it is that one's own
+                    elif not isinstance(owner, Iterator):  # else the owner itself moves it
                         self._iterators.append((called, held, place))
         self._refill: list[Callable[[], Any]] = []
         self._large: list[tuple[str, Any, list[Any]]] = []
@@ -64,7 +66,7 @@ class Contents:
                 self._large.append((name, one, _some_of(one)))
 
     def see_moved(self) -> None:
-        """Find the iterators that have moved, before what they bind is as it was."""
+        """Find the iterators that have moved, before their contents are restored."""
         self._moved = {
             name
             for name, one, before in self._iterators
@@ -72,12 +74,13 @@ class Contents:
         }
 
     def restore(self) -> None:
-        """What was copied has the same entries in the same order again."""
+        """Give everything that was copied the same entries in the same order again."""
         for refill in self._refill:
             refill()
 
     def warn(self) -> None:
-        """Warn of what has other entries now, and of the iterators that have moved."""
+        """Warn about containers that were not copied and have other entries now, and about
+        iterators that have moved."""
         changed = [
             name for name, one, before in self._large if not _same_entries(_some_of(one), before)
         ]
@@ -104,7 +107,7 @@ def _warn(what: str) -> None:
 
 
 def _place_of(one: Any) -> list[Any] | None:
-    """Where an iterator is; None of what is no iterator, or none that tells."""
+    """The position of an iterator; None for any other object, or an iterator that does not tell."""
     from recd_plugins.compat.pytorch import yielded_by
 
     if isinstance(one, GeneratorType):
@@ -116,8 +119,8 @@ def _place_of(one: Any) -> list[Any] | None:
 
 
 def _containers(one: Any, depth: int) -> Iterator[Any]:
-    """What has entries of its own that reading could change, or is an iterator, and what is in
-    such things."""
+    """The object, if it is an iterator or has entries that reading could change, and such objects
+    inside it."""
     import torch
 
     kind = type(one)
@@ -139,17 +142,18 @@ def _containers(one: Any, depth: int) -> Iterator[Any]:
 
 
 def _is_read_alone(one: Any) -> bool:
-    """Whether it is a file that is read, and not written, and that can tell where it is."""
+    """Whether it is a file open only for reading that can tell its position."""
     if not isinstance(one, io.IOBase) or one.closed or not one.seekable():
         return False
     try:
         return one.readable() and not one.writable() and one.tell() >= 0
-    except OSError:  # a text that is iterated
+    except OSError:  # a text file that is being iterated
         return False
 
 
 def _has_its_memory_alone(array: Any) -> bool:
-    """Whether it is in no file's memory, no other process's and no tensor's."""
+    """Whether the array's memory is its own, and not that of a file, another process or a
+    tensor."""
     while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
         array = array.base
     return array is None
@@ -160,12 +164,13 @@ def _entries(one: Any) -> list[Any]:
 
 
 def _size(one: Any) -> int:
-    """Its bytes; of a list those of its references."""
+    """The object's size in bytes; for a list, that of its references."""
     return int(getattr(one, "nbytes", 0)) or sys.getsizeof(one)
 
 
 def _refilling(one: Any) -> Callable[[], Any]:
-    """Give it the entries that it has now, if it has others; a file its place."""
+    """A function that puts the object's present entries back if it has others by then, or a file's
+    present position."""
     if isinstance(one, io.IOBase):
         return partial(one.seek, one.tell())
     if isinstance(one, np.ndarray):
@@ -197,7 +202,7 @@ def _refilling_tensor(one: Any) -> Callable[[], None]:
 
 
 def _some_of(one: Any) -> list[Any]:
-    """Entries from all over it, and after them how many there are."""
+    """Some entries from all over the object, followed by the number of its entries."""
     if hasattr(one, "nbytes"):
         flat = np.asarray(one).reshape(-1) if isinstance(one, np.ndarray) else one.flatten()
         return [*flat[:: max(1, len(flat) // SEEN)].tolist(), len(flat)]
@@ -206,7 +211,7 @@ def _some_of(one: Any) -> list[Any]:
 
 
 def _same_entries(some: list[Any], others: list[Any]) -> bool:
-    """Whether they are the same objects, or equal numbers."""
+    """Whether these entries are the same objects or equal numbers."""
     return len(some) == len(others) and all(map(_same, some, others))
 
 

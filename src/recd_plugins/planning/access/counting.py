@@ -14,19 +14,20 @@ __all__ = ["EXACT_ROWS", "Counter", "RowCounter", "RowSketch", "counters", "dist
 
 
 MOST_PAIRS = 1 << 25
-"""The most pairs of a row and a fold that a counter keeps, 24 bytes each. Beyond that folds are
-joined by twos, until there are two."""
+"""The most pairs of a row and a fold that a counter keeps, 24 bytes each. Beyond that, folds are
+joined in twos, until two are left."""
 BUFFER = 1 << 18
-"""Lookups that wait to be counted together; as many as there are counters, if these are more."""
+"""How many lookups are collected before they are counted together; or the number of counters, if
+that is larger."""
 
 
 class RowCounter:
-    """Counts the lookups of each row, and the batches that hold it; mergeable over processes.
+    """Counts the lookups of each row, and the batches that contain it; mergeable over processes.
 
-    It takes 24 bytes for each row and fold that looked it up. The batches show what formulas
-    cannot: how far a row's lookups cluster, in one history or in the samples of one session.
-    `distribution` turns them into `presence`. Folds are parts of what is counted. Each is held out
-    in turn, to see how well the others forecast it.
+    It takes 24 bytes for each pair of a row and a fold that looked it up. The batches show what
+    formulas cannot: how much a row's lookups cluster, in one history or in the samples of one
+    session. `distribution` turns them into `presence`. Folds are parts of the counted batches. Each
+    is held out in turn, to see how well the others forecast it.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -37,16 +38,16 @@ class RowCounter:
         self._waiting: list[Integers] = []
         self._waits = 0
         self._joined = 1
-        """The number of folds that are joined in one; it has the number of the first."""
+        """How many folds are joined into one, which has the number of the first."""
 
     @property
     def samples(self) -> int:
         return int(self._samples.sum())
 
     def add(self, ids: Integers, samples: int, fold: int = 0) -> None:
-        """The lookups of a batch of `samples` samples, in any order.
+        """Count the lookups of a batch of `samples` samples, in any order.
 
-        Batches that resemble each other, as those of one session or hour, belong in one fold.
+        Batches that resemble each other, such as those of one session or hour, belong in one fold.
         """
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
@@ -72,8 +73,8 @@ class RowCounter:
         return len(np.unique(seen[1])) + int(seen.shape[1] < self.num_rows)
 
     def lookups_of(self, ids: Integers, folds: Integers) -> tuple[Floats, Floats]:
-        """The lookups of some rows: those that were counted; and those that would have been if all
-        folds were like those that are not the given one's, which each comes with."""
+        """The lookups of some rows: as counted; and as they would be if all folds were like the
+        others than the one in `folds` that is given for each row."""
         pairs, lookups, _ = self.counted
         seen = _of_rows(self.counted)
         every = _found(seen[0], seen[1], ids)
@@ -83,7 +84,7 @@ class RowCounter:
         return every, (every - own) * self.samples / np.maximum(others, 1)
 
     def runs_of(self, lookups: Floats) -> Integers:
-        """The run of `distribution` that rows of so many lookups are in, each."""
+        """For each number of lookups, the run of `distribution` in which such rows are."""
         each = np.unique(_of_rows(self.counted)[1])[::-1].astype(np.float64)
         found: Integers = np.searchsorted(-each, -lookups, side="left")
         return np.minimum(found, self.runs - 1)
@@ -94,7 +95,7 @@ class RowCounter:
         return counted, (*self._samples.tolist(), *self._batches.tolist(), self._joined)
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
-        """Add what another counter counted of other batches."""
+        """Add what another counter counted in other batches."""
         *of_folds, joined = numbers
         self._wait(counted)
         samples, batches = np.array(of_folds, np.int64).reshape(2, FOLDS)
@@ -104,7 +105,7 @@ class RowCounter:
 
     @property
     def counted(self) -> Integers:
-        """[3, P] row * FOLDS + fold of each pair, ascending; the lookups of each; the batches with
+        """[3, P] row * FOLDS + fold of each pair, ascending; its lookups; the batches that have
         it."""
         if self._waiting:
             self._counted = _summed(np.concatenate([self._counted, *self._waiting], axis=1))
@@ -115,17 +116,17 @@ class RowCounter:
 
     @property
     def at_most(self) -> int:
-        """Pairs that there can be, without counting."""
+        """An upper limit of the number of pairs, known without counting."""
         return self._counted.shape[1] + self._waits
 
     def _join(self, folds: int) -> None:
-        """Join every `folds` folds in one, in what was counted and what waits."""
+        """Join every `folds` folds into one, in counted lookups and in waiting ones."""
         if folds == 1:
             return
         self._joined = folds
         every = np.concatenate([self._counted, *self._waiting], axis=1)
         self._waiting, self._waits = [], 0
-        every[0] -= every[0] % folds  # FOLDS is a multiple of it, so rows stay
+        every[0] -= every[0] % folds  # FOLDS is a multiple of `folds`, so rows stay the same
         self._counted = _summed(every)
         for numbers in (self._samples, self._batches):
             sums = numbers.reshape(-1, folds).sum(axis=1)
@@ -144,11 +145,11 @@ class RowCounter:
         """p = lookups / samples; presence q such that 1 - (1 - q)^B is the share of batches of
         B samples that hold a row, over all rows with as many lookups. Ids: of all that occur.
 
-        Where what was counted is a `sample` of what will come, p and presence are what they will
-        be (`forecast`), but in `counted_share` of the batches to come, which are those that were
-        counted. Of batches of one fold nothing can be held out: then each row seen gives
-        d = n1 / (n1 + 2 n2) of a lookup to rows not seen (Ney's absolute discounting; n1, n2
-        rows were looked up once, twice). `in_order`: the first batches alone were counted.
+        If the counted batches are a `sample` of those to come, p and presence are forecast for
+        these (`forecast`), except for `counted_share` of them, which are the counted ones. With a
+        single fold, nothing can be held out: then each row seen gives d = n1 / (n1 + 2 n2) of a
+        lookup to rows not seen (Ney's absolute discounting; n1, n2 rows were looked up once,
+        twice). `in_order`: only the first batches were counted.
         """
         if not self.samples:
             raise DataError("rows: nothing was counted: there are no samples.")
@@ -178,7 +179,7 @@ class RowCounter:
         counts = np.append(counts, unseen)
         p = falling(np.append(p, rest / max(unseen, 1)), counts)
         share = np.append(share, unseen_share / max(unseen, 1))
-        # In every batch: count half a batch as without it, or presence would be 1.
+        # For a row in every batch, count half a batch as without it, or presence would be 1.
         share = np.minimum(share, (batches - 0.5) / batches)
         presence = -np.expm1(np.log1p(-share) * batches / samples)
         always = np.append(held == batches, False)
@@ -201,7 +202,7 @@ class RowCounter:
 
 
 def _found(keys: Integers, values: Integers, wanted: Integers) -> Floats:
-    """The value of each wanted key, from ascending keys; 0 where there is none."""
+    """The value of each wanted key, from ascending keys; 0 if the key is missing."""
     if not len(keys):
         return np.zeros(len(wanted))
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -209,12 +210,13 @@ def _found(keys: Integers, values: Integers, wanted: Integers) -> Floats:
 
 
 def _of_rows(pairs: Integers) -> Integers:
-    """[3, R] rows, ascending, with their lookups and batches: of pairs with folds."""
+    """[3, R] rows, ascending, with their lookups and batches, summed over the folds of the
+    pairs."""
     return _summed(np.stack([pairs[0] // FOLDS, *pairs[1:]]))
 
 
 def _summed(counted: Integers) -> Integers:
-    """[3, P] counts by their first row, ascending, each once."""
+    """[3, P] the counts, summed by the numbers in the first row, which ascend."""
     counted = counted[:, np.argsort(counted[0], kind="stable")]
     starts = np.flatnonzero(np.diff(counted[0], prepend=-1))
     sums = np.add.reduceat(counted[1:], starts, axis=1) if len(starts) else counted[1:]
@@ -222,11 +224,11 @@ def _summed(counted: Integers) -> Integers:
 
 
 def _discount(counts: Integers, lookups: Floats, unseen: int) -> float:
-    """The part of a lookup that each row which was seen gives to those that were not."""
+    """The part of a lookup that each row that was seen gives to those that were not."""
     once, twice = (int(counts[lookups == times].sum()) for times in (1, 2))
     if not once:
         return 0.0
-    # A row that was not seen gets no more than one that was.
+    # A row that was not seen gets no more than a row that was seen.
     return min(once / (once + 2 * twice), unseen / (unseen + int(counts.sum())))
 
 
@@ -236,8 +238,8 @@ class RowSketch:
     A row's count is too low by at most `error` <= lookups / (capacity + 1), and never too
     high; so every row with more lookups than that is among the counters.
 
-    Where `num_rows` is known, rows are counted exactly, with folds, as long as that takes no more
-    memory: until then a `RowCounter` (`exact`) stands in for the sketch.
+    If `num_rows` is known, rows are counted exactly, with folds, as long as that takes no more
+    memory: for that long, a `RowCounter` (`exact`) stands in for the sketch.
     """
 
     def __init__(self, capacity: int, num_rows: int | None = None) -> None:
@@ -260,7 +262,8 @@ class RowSketch:
         return self._error
 
     def add(self, ids: Integers, samples: int, fold: int = 0) -> None:
-        """The lookups of so many samples, in any order; a sketch does not distinguish folds."""
+        """Count the lookups of `samples` samples, in any order; a sketch does not distinguish
+        folds."""
         if self.exact is not None:
             self.exact.add(ids, samples, fold)
             self.samples = self.exact.samples
@@ -281,8 +284,8 @@ class RowSketch:
         return np.stack([self._ids, self._counts]), (self.samples, self.lookups, self._error)
 
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
-        """Add what another sketch saw; errors add up, and so do the lookups that they are relative
-        to."""
+        """Add what another sketch saw. Errors add up, and so do the lookups to which they are
+        relative."""
         of_counter = counted.shape[0] == 3
         if self.exact is not None and of_counter:
             self.exact.merge(counted, numbers)
@@ -316,8 +319,8 @@ class RowSketch:
         rows, each = np.diff(starts, append=len(order)), counts[starts].astype(np.float64)
         rest = num_rows - len(order)
         if rest:
-            # No row without a counter has more than `error`; what is beyond that was taken off
-            # the counted ones.
+            # No row without a counter has more than `error` lookups; any others were subtracted
+            # from counted rows.
             left = self.lookups - int(counts.sum())
             rows = np.append(rows, rest)
             each = np.append(each, min(left / rest, self._error))
@@ -335,12 +338,12 @@ class RowSketch:
 
     @property
     def _pairs(self) -> int:
-        """The number of pairs of a row and a fold, 24 bytes each: twice as many have the memory of
-        the counters."""
+        """The number of pairs of a row and a fold, 24 bytes each, that take half the memory of the
+        counters."""
         return max(self.capacity // 3, 1)
 
     def _give_up_folds(self) -> None:
-        """Be a sketch from now on."""
+        """Stop counting exactly, and be a sketch from now on."""
         if self.exact is None:
             return
         counted, self.exact = self.exact.counted, None
@@ -354,7 +357,7 @@ class RowSketch:
             self._join(ids, counts)
 
     def _join(self, ids: Integers, counts: Integers) -> None:
-        """Add counters; if they are too many, take the first that is too many off each."""
+        """Add counters; if they are too many, subtract the largest one in excess from each."""
         both = np.concatenate([self._ids, ids])
         self._ids, where = np.unique(both, return_inverse=True)
         added = np.zeros(len(self._ids), np.int64)
@@ -372,16 +375,16 @@ class RowSketch:
 Counter = RowCounter | RowSketch
 
 EXACT_ROWS = 1 << 26
-"""Rows of all tables that are counted exactly: 24 bytes each once it is seen, so 1.6 GB."""
+"""The most rows of all tables that are counted exactly: 24 bytes for each row seen, so 1.6 GB."""
 COUNTERS = 1 << 22
-"""Counters of a sketch: 64 MB, and counts too low by 1 / 2^22 of all lookups at most."""
+"""Counters of a sketch: 64 MB, with counts too low by at most 1 / 2^22 of all lookups."""
 ALL_COUNTERS = 1 << 26
-"""Counters of all sketches, which share them once they are more than 16: 1 GB."""
+"""Counters of all sketches, which share them if there are more than 16 sketches: 1 GB."""
 
 
 def counters(num_rows: Mapping[str, int], *, exact_rows: int = EXACT_ROWS) -> dict[str, Counter]:
-    """A counter for each table: exact from the smallest on, while their rows are no more than
-    `exact_rows` in all; the larger ones are sketched."""
+    """A counter for each table. The smallest tables are counted exactly, as long as their rows are
+    no more than `exact_rows` in all; the larger ones are sketched."""
     left, exact = exact_rows, set()
     for name in sorted(num_rows, key=lambda name: num_rows[name]):
         left -= num_rows[name]
@@ -403,8 +406,8 @@ def distribution(
     counted_share: float = 0.0,
     in_order: bool = False,
 ) -> RowDistribution:
-    """The counts of a table; of a `sample`, the lookups to come (`RowCounter.distribution`). A
-    sketch that has given up its folds leaves lookups to the rows that it lacks anyway."""
+    """The counts of a table; for a `sample`, a forecast of the lookups (`RowCounter.distribution`).
+    A sketch that has given up its folds leaves lookups to the rows that it lacks anyway."""
     if isinstance(counter, RowSketch):
         if counter.exact is None:
             return counter.distribution(num_rows)

@@ -29,46 +29,46 @@ Floats = NDArray[np.float64]
 """An array of float64."""
 
 NAMED = 25
-"""The most bytes of a row, while rows that were never counted are named for a plan and the plan is
-checked."""
+"""The most bytes that a row takes while rows that were never counted are named for a plan and the
+plan is checked."""
 MARKED = 64
-"""The most rows with a mark for each row that is named."""
+"""The most marks per named row, when duplicates are found with a mark for each possible row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowDistribution:
-    """The rows of a table, hottest first, as R runs of rows that are accessed alike.
+    """The rows of a table, hottest first, as R runs of rows that are accessed equally often.
 
-    A table of 10^9 rows has some 10^4 runs: counted rows have few distinct counts, and those of a
+    A table of 10^9 rows has about 10^4 runs: counted rows have few distinct counts, and rows of a
     formula differ little from their neighbours.
     """
 
     counts: Integers
     """[R] rows in each run."""
     p: Floats
-    """[R] expected lookups per sample of each of its rows, falling from run to run; L = sum
-    counts * p. What a sample brings counts: deduplicated features bring their unique samples'
-    lookups, spread over all."""
+    """[R] expected lookups per sample of each row in the run, falling from run to run; L = sum
+    counts * p. Deduplicated features count the lookups of their unique samples, spread over all
+    samples."""
     presence: Floats
-    """[R] the chance that one sample looks the row up at all, were samples independent: below p
-    where its lookups cluster, within a sample or in samples of a batch."""
+    """[R] the chance that one sample looks the row up at all, if samples were independent. It is
+    below p if the row's lookups cluster, within a sample or in samples of a batch."""
     ids: Integers | None = None
-    """Row ids in this order, of all rows or of the hottest; None where a formula made the runs."""
+    """Row ids in this order, of all rows or of the hottest; None if a formula made the runs."""
     error: float = 0.0
-    """The most that any p may be too low, in a sketch."""
+    """The most by which any p of a sketch may be too low."""
     uncertainty: Floats | None = None
-    """[R] how far off `coverage` may be at the end of each run, where p is a forecast: in nine of
-    ten cases the share that is served should lie within."""
+    """[R] how far off `coverage` may be at the end of each run, if p is a forecast: in nine of ten
+    cases the share that is served should be within this."""
     whole_bags: Floats | None = None
     """[R + 1] the share of bags whose rows are all before run r; the first is the share of empty
-    bags. None where bags were not counted: then rows count as if drawn one by one."""
+    bags. None if bags were not counted: then rows are treated as if drawn one by one."""
     _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
     """The numbers of rows that `by_rank` found, by number of ranks."""
     _appear: dict[float, Floats] = field(default_factory=dict, init=False, repr=False)
     """The chances that `appear` found, by number of samples."""
 
     checked: InitVar[bool] = False
-    """Whether these are runs of a distribution that was checked."""
+    """Whether these are runs of a distribution that was already checked."""
 
     def __post_init__(self, checked: bool) -> None:
         if checked:
@@ -111,7 +111,7 @@ class RowDistribution:
         if np.any(np.diff(each) > 0):
             order = np.argsort(-each, kind="stable")
             rows, each, chance = rows[order], each[order], chance[order]
-            uncertainty = None  # of runs in the order that they had
+            uncertainty = None  # it belongs to the runs in their previous order
         return cls(
             counts=rows, p=each, presence=chance, ids=ids, error=error, uncertainty=uncertainty
         )
@@ -127,7 +127,8 @@ class RowDistribution:
         return float(self.counts @ self.p)
 
     def coverage(self, rows: ArrayLike) -> Any:
-        """The share of lookups that the `rows` hottest rows take; a number, or an array of them."""
+        """The share of lookups that the `rows` hottest rows take; `rows` is a number or an array,
+        and so is the result."""
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         taken = np.concatenate([[0.0], np.cumsum(self.counts * self.p)])
         share = np.interp(np.asarray(rows, float), ends, taken) / max(
@@ -136,8 +137,8 @@ class RowDistribution:
         return share if np.ndim(rows) else float(share)
 
     def interval(self, rows: ArrayLike) -> tuple[Any, Any]:
-        """The interval in which `coverage` will lie in nine of ten cases. It has no width where p
-        is no forecast (of a formula, a sketch)."""
+        """The interval in which `coverage` will be in nine of ten cases. It has no width if p is
+        not a forecast (but from a formula or a sketch)."""
         share, wide = self.coverage(rows), 0.0
         if self.uncertainty is not None:
             ends = np.concatenate([[0], np.cumsum(self.counts)])
@@ -147,7 +148,7 @@ class RowDistribution:
         return (low, high) if np.ndim(rows) else (float(low), float(high))
 
     def bags_within(self, rows: int) -> float | None:
-        """The share of bags whose every row is one of the `rows` hottest, where bags were
+        """The share of bags whose rows are all among the `rows` hottest; None if bags were not
         counted."""
         if self.whole_bags is None:
             return None
@@ -155,7 +156,7 @@ class RowDistribution:
         return float(np.interp(rows, ends, self.whole_bags))
 
     def part(self, first: int, last: int) -> RowDistribution:
-        """The rows from rank `first` (0 is the hottest) up to, and without, rank `last`."""
+        """The rows from rank `first` (0 is the hottest) to before rank `last`."""
         if not first and last >= self.num_rows and self.whole_bags is None:
             return self
         kept = self.within(first, last)
@@ -170,7 +171,7 @@ class RowDistribution:
         )
 
     def within(self, first: int, last: int) -> Integers:
-        """[R] how many rows of each run are from rank `first` on, before rank `last`."""
+        """[R] how many rows of each run are from rank `first` to before rank `last`."""
         starts, ends = self._places
         kept: Integers = np.minimum(ends, last) - np.maximum(starts, first)
         return np.maximum(kept, 0)
@@ -182,7 +183,7 @@ class RowDistribution:
         return ends - self.counts, ends
 
     def by_rank(self, ranks: int) -> Floats:
-        """[R, U] how many rows of each run lie on each of so many ranks of a row-wise table, in
+        """[R, U] how many rows of each run are on each of the `ranks` ranks of a row-wise table, in
         blocks of ids as TorchRec cuts them. Rows without a known id are spread over the rest of the
         blocks.
         """
@@ -206,23 +207,23 @@ class RowDistribution:
         )
 
     def appearing(self, samples: float) -> float:
-        """Expected distinct rows in so many samples: sum of 1 - (1 - presence)^samples."""
+        """Expected distinct rows in `samples` samples: the sum of 1 - (1 - presence)^samples."""
         return float(self.counts @ self.appear(samples))
 
     def appear(self, samples: float) -> Floats:
-        """[R] 1 - (1 - presence)^samples. Nobody may change it: it is kept for all ways to place
-        the rows."""
+        """[R] 1 - (1 - presence)^samples. The array must not be changed: it is kept for all ways to
+        place the rows."""
         if samples not in self._appear:
             self._appear[samples] = appears(self.presence, samples)
         return self._appear[samples]
 
     def coalesced(self, batch_size: int) -> RowDistribution:
-        """The distribution of coalesced ids, each once a batch: p = (1 - (1 - presence)^B) / B."""
+        """The distribution of coalesced ids, once per batch: p = (1 - (1 - presence)^B) / B."""
         once = appears(self.presence, batch_size) / batch_size
         return RowDistribution.of(self.counts, once, self.presence, self.ids, self.error)
 
     def deduplicated(self, factor: float) -> RowDistribution:
-        """The distribution after session dedup, by a DedupeFactor >= 1 that all rows share."""
+        """The distribution after session dedup, with one DedupeFactor >= 1 for all rows."""
         if factor < 1:
             raise DataError(f"rows: a DedupeFactor is 1 or more, but is {factor}.")
         found = RowDistribution.of(
@@ -236,10 +237,10 @@ class RowDistribution:
         return replace(found, whole_bags=self.whole_bags)
 
     def hottest(self, rows: int) -> Integers:
-        """The ids of the `rows` hottest rows; `DataError` where they are not known.
+        """The ids of the `rows` hottest rows. Raises `DataError` if they are not known.
 
-        Rows that were never counted are alike, and come last, by their id. `CapabilityError` where
-        they are so many that the machine's memory has no room for their ids.
+        Rows that were never counted are all equal, and come last, by their id. Raises
+        `CapabilityError` if these are so many that their ids do not fit into the machine's memory.
         """
         if self.ids is not None and rows <= len(self.ids):
             return self.ids[:rows]
@@ -257,14 +258,14 @@ class RowDistribution:
                 f"machine has {room / 2**30:,.3g}. Plan for fewer by a smaller budget, or on a "
                 "machine with more memory."
             )
-        # Enough of the first `rows` ids are others, so a huge table need not be laid out for few.
+        # The first `rows` ids contain enough others, so few rows of a huge table stay cheap.
         others = np.ones(rows, np.bool_)
         others[self.ids[self.ids < rows]] = False
         return np.concatenate([self.ids, np.flatnonzero(others)[: rows - len(self.ids)]])
 
 
 def falling(p: Floats, counts: Integers) -> Floats:
-    """[R] p, in which runs that rise above those before them get the mean of all these."""
+    """[R] p, where runs that rise above those before them get the mean with these."""
     if not np.any(np.diff(p) > 0):
         return p
     pools: list[tuple[float, float, int]] = []  # the lookups, the rows and the runs of each
@@ -280,7 +281,7 @@ def falling(p: Floats, counts: Integers) -> Floats:
 
 
 def appears(presence: Floats, samples: float) -> Floats:
-    """1 - (1 - presence)^samples: the chance that a row is in any of so many samples."""
+    """1 - (1 - presence)^samples: the chance that a row is in any of `samples` samples."""
     with np.errstate(divide="ignore", invalid="ignore"):
         chance: Floats = -np.expm1(samples * np.log1p(-presence))
     return chance if samples else np.zeros_like(presence)
@@ -298,12 +299,12 @@ class Drift:
     best: float
     """The share that today's own hottest rows take: what re-tiering would give."""
     stayed: float
-    """The share of them that are among today's hottest."""
+    """The share of these rows that are among today's hottest."""
 
 
 def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
-    """What `rows` hot rows of one table are worth a day later. Both days need the ids of so
-    many."""
+    """What the `rows` hottest rows of one table are worth a day later. Both distributions need the
+    ids of that many rows."""
     if before.num_rows != after.num_rows:
         raise DataError(
             f"had {before.num_rows:,} rows before and has {after.num_rows:,} now: these are not "
@@ -320,7 +321,7 @@ def drift(before: RowDistribution, after: RowDistribution, rows: int) -> Drift:
 
 
 def _share(distribution: RowDistribution, ids: Integers) -> float:
-    """The share of lookups that these rows take; those without an id of their own come last."""
+    """The share of lookups that these rows take; those without a known id come last."""
     known = np.empty(0, np.int64) if distribution.ids is None else distribution.ids
     rank = np.full(max(int(ids.max(initial=0)), int(known.max(initial=0))) + 1, -1, np.int64)
     rank[known] = np.arange(len(known))
@@ -330,7 +331,7 @@ def _share(distribution: RowDistribution, ids: Integers) -> float:
 
 
 def named_twice(rows: Integers) -> bool:
-    """Whether any of these rows is there twice; none of them is negative."""
+    """Whether any row appears twice; none of them is negative."""
     if not rows.size:
         return False
     if (highest := int(rows.max())) < MARKED * rows.size:

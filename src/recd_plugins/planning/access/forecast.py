@@ -1,9 +1,9 @@
-"""The forecast of coming batches from counted ones: rates that were held out, and how sure they
+"""The forecast of coming batches from counted ones: rates in held-out folds, and how certain they
 are.
 
-The hottest rows of a sample look hotter than they are, since luck in the sample picks them. So
-batches are counted in folds, and the lookups of a row in each fold are compared with those in all
-others, which did not see it.
+The hottest rows of a sample look hotter than they are, since luck in the sample selects them. So
+batches are counted in folds, and a row's lookups in each fold are compared with those in all other
+folds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from recd_plugins.planning.access.distribution import Floats, Integers
 __all__ = ["FOLDS", "FoldCounts", "Forecast", "forecast"]
 
 FOLDS = 16
-"""Parts of what is counted, each held out in its turn."""
+"""The number of parts of the counted batches, each held out in turn."""
 STUDENT = (
     0.0,
     12.7,
@@ -38,14 +38,14 @@ STUDENT = (
 )
 """Student's t at 97.5%, by degrees of freedom: folds less one."""
 LEAST = 0.005
-"""How far off a forecast may be even if all folds agree."""
+"""How far off a forecast may be, even if all folds agree."""
 EXACT = 16
-"""Rows that were looked up so often, or less, have a class for each number of lookups."""
+"""Rows with this many lookups or fewer have a class for each number of lookups."""
 WIDTH = 1.1
-"""The most lookups of a further class, over its least."""
+"""The most lookups of a further class, divided by its least."""
 ENOUGH = 50
-"""The lookups that must be held out for a class to stand by itself: its rate is then known to a
-seventh."""
+"""The held-out lookups that a class needs to have a rate of its own, which is then known to within
+a seventh."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,41 +59,43 @@ class FoldCounts:
     lookups: Integers
     """[P]."""
     holding: Integers
-    """[P] batches of the fold that hold the row."""
+    """[P] batches of the fold that contain the row."""
     samples: Integers
-    """[FOLDS] the samples of each fold; 0 where nothing was counted."""
+    """[FOLDS] the samples of each fold; 0 if nothing was counted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Forecast:
-    """The lookups that are to come of rows, by how often they were looked up."""
+    """The expected lookups of rows, by how often they were looked up before."""
 
     p: Floats
     """[R] lookups of a row per sample."""
     holding: Floats
-    """[R] batches that hold a row, per sample."""
+    """[R] batches that contain a row, per sample."""
     unseen: float
-    """Lookups per sample of all rows together that were not looked up."""
+    """Lookups per sample of all rows together that were never looked up."""
     unseen_holding: float
-    """Batches that hold one of these rows, per sample, summed over the rows."""
+    """Batches that contain one of these rows, per sample, summed over the rows."""
     uncertainty: Floats
-    """[R + 1] how far off the share of lookups may be that the rows up to each run take; the rows
-    that were not seen come last."""
+    """[R + 1] how far off the share of lookups may be that the rows up to each run take; rows that
+    were not seen come last."""
 
 
 def forecast(
     found: FoldCounts, runs: Integers, num_rows: int, *, in_order: bool = False
 ) -> Forecast | None:
-    """The forecast for rows that were looked up `runs` [R] times, falling; None for a single fold.
+    """The forecast for rows that were looked up `runs` [R] times, falling; None if there is a
+    single fold or nothing was looked up.
 
-    Rows that had r lookups in all folds but one had g(r) times what r promised in that one, over
-    all folds (deleted estimation, Jelinek and Mercer 1985). A row has that rate, for each fold by
-    its r without it, on average. So all rows together have as many lookups as there were; but rows
-    not seen yet have a little less for the fold that the others lacked (`_Folds.unseen`), and what
-    this leaves is of those that were hardly seen. Batches that hold a row are held out alike.
+    Rows with r lookups in all folds but one had, in that one, g(r) times what r promised, over all
+    folds (deleted estimation, Jelinek and Mercer 1985). A row gets the mean of this rate over the
+    folds, each with its r in the others. So all rows together have as many lookups as were counted.
+    But rows not seen yet get a little less, because the others lack a fold (`_Folds.unseen`); the
+    difference goes to rows that were hardly seen. Batches that contain a row are treated in the
+    same way.
 
-    Batches that are counted `in_order`, the first alone, say less of those that come later: these
-    may be as far from their mean as one fold is from the others.
+    If only the first batches are counted, `in_order`, they say less about later ones: these may be
+    as far from their mean as one fold is from the others.
     """
     if np.count_nonzero(found.samples) < 2 or not len(found.rows):
         return None
@@ -116,25 +118,25 @@ class _Folds:
     pairs: FoldCounts
     num_rows: int
     runs: Integers
-    """[R] the lookups of rows alike."""
+    """[R] the number of lookups that the rows of a run have."""
     counts: Integers
-    """[R] such rows."""
+    """[R] the number of such rows."""
     run: Integers
-    """[S] the run that a row is of."""
+    """[S] the run of a row."""
     starts: Integers
     """[S] the first pair of each row."""
     size: Integers
-    """[S] the folds that looked it up."""
+    """[S] the number of folds that looked the row up."""
     fold: Integers
-    """[P] the pair's, of those that were used."""
+    """[P] the fold of the pair, counted among the folds that were used."""
     weight: Floats
-    """[K] samples of a fold over those of all others."""
+    """[K] the samples of a fold, divided by those of all others."""
     classes: int
     """C."""
     whole: Integers
-    """[S] the class of a row by all of its lookups."""
+    """[S] the class of a row, by all of its lookups."""
     others: Integers
-    """[P] that of the pair's row by its lookups in all other folds; 0 if there are none."""
+    """[P] the class of the pair's row, by its lookups in all other folds; 0 if there are none."""
 
     @classmethod
     def of(cls, pairs: FoldCounts, runs: Integers, num_rows: int) -> _Folds:
@@ -165,8 +167,8 @@ class _Folds:
         )
 
     def rates(self, counted: Integers) -> tuple[Floats, float]:
-        """[R] per row and sample, and that of all rows not seen together, of what is `counted` [P]:
-        lookups, or the batches that have them."""
+        """[R] the rate per row and sample, and the rate of all unseen rows together, of what is
+        `counted` [P]: lookups, or batches that have them."""
         samples = float(self.pairs.samples.sum())
         total = np.add.reduceat(counted, self.starts)
         left = np.repeat(total, self.size) - counted
@@ -185,12 +187,12 @@ class _Folds:
         return p, unseen / samples
 
     def unseen(self, total: Integers) -> float:
-        """The lookups that rows which were not seen will have, in as many samples; `total` [S] of
-        those seen.
+        """The lookups that unseen rows will have in as many samples; `total` [S] is the number of
+        lookups of each seen row.
 
-        Rows of one fold alone are what the others had not seen of it; those of two are what is
-        missing without another one. So the unseen share is known after K - 1 and K - 2 folds, and
-        is taken on to K as a power of the samples.
+        The rows of only one fold are those that the other folds had not seen; the rows of two folds
+        are those that are missing without a second fold. So the unseen share is known after K - 1
+        and K - 2 folds, and is extrapolated to K as a power of the samples.
         """
         folds = len(self.weight)
         once, twice = (float(total[self.size == number].sum()) for number in (1, 2))
@@ -201,9 +203,9 @@ class _Folds:
         return found
 
     def uncertainty(self, in_order: bool) -> Floats:
-        """[R + 1] of the share that so many rows take: Student's t times the deviation of its mean
-        over the folds that were held out, or of one fold more where they are the first, `in_order`;
-        and `LEAST`."""
+        """[R + 1] how far off the share may be that the rows up to each run take: Student's t times
+        the deviation of its mean over the held-out folds, or of one more fold if these are the
+        first batches, `in_order`; combined with `LEAST`."""
         shape = (self.classes, len(self.weight))
 
         def summed(at: Integers, weights: Integers | None = None) -> Floats:
@@ -233,10 +235,10 @@ class _Folds:
         return whole
 
     def _ratios(self, counted: Integers, left: Floats, promised: Floats) -> Floats:
-        """[C] g of each class, neighbours together until they had `ENOUGH`; 0 of rows not seen.
+        """[C] g of each class, with neighbours joined until they had `ENOUGH`; 0 for unseen rows.
 
-        `left` [P] is what the other folds promised a fold that looked the row up, `promised` [S]
-        what all did for those that did not.
+        `left` [P] is what the other folds promised to a fold that looked the row up; `promised` [S]
+        is what all folds promised to those that did not.
         """
         had = np.bincount(self.others, counted, self.classes)
         expected = np.bincount(self.others, left, self.classes)

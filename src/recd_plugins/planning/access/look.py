@@ -1,4 +1,4 @@
-"""A bounded look at a trainer's batches, after which the trainer gets the same ones as without."""
+"""A bounded look at a trainer's batches, after which the trainer still gets the same batches."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ T = TypeVar("T")
 
 
 class LooksAtBatches:
-    """A base of objects that keep what they saw of batches: a look that restores a loader's state
-    leaves them alone."""
+    """A base class of objects that keep what they saw of batches: a look that restores a loader's
+    state leaves them alone."""
 
 
 DEPTH, PARTS = 12, 1_000
-"""How deep in a loader, and among how many of its parts, a look searches for what has a state."""
+"""How deep in a loader, and among how many of its parts, a look searches for state."""
 FEW = 32
 """The most items of a list of stages."""
 NUMBERS = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic)
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 LEFT_OUT = (*NUMBERS, *CODE, LooksAtBatches, random.SystemRandom)
-"""Objects that have no position, and would lead away from the loader."""
+"""Types of objects that have no position, and would lead away from the loader."""
 NUMPY = np.random.Generator | np.random.RandomState
 ALIVE = ("_thread", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess", "threading")
-"""Modules of objects that act while nobody reads: their owner may change at any time."""
+"""Modules of objects that act even while nobody reads: their owner may change at any time."""
 BEGINS_ANEW = {
     "persistent_workers": False,
     "_iterator": None,
     "_initial_iter_for_state_dict": False,  # torchdata's
 }
-"""What a DataLoader's attributes are while it is looked at. Its iterator is the trainer's: a second
-`iter` would wind back persistent workers, and torchdata's loader, once asked for its state, has an
-iterator that its next `iter` hands out."""
+"""The attributes of a DataLoader while it is looked at. Its iterator belongs to the trainer: a
+second `iter` would rewind persistent workers, and torchdata's loader, once asked for its state, has
+an iterator that its next `iter` returns."""
 ABSENT = object()
 """Stands for an attribute that is not there."""
 
@@ -73,7 +73,7 @@ class Peeked(Generic[T]):
         return self._held.popleft()
 
     def ahead(self) -> Iterator[T]:
-        """The batches that come next, from the first on, each read when it is asked for."""
+        """The batches that come next, from the first one, each read when it is asked for."""
         from recd_plugins.sparse.kept_batches import KeptBatches
 
         if self._kept is None:
@@ -94,17 +94,16 @@ class Peeked(Generic[T]):
 class Look:
     """The first batches of an iterable, read in one pass as they are asked for.
 
-    An iterable is iterated anew; `close` puts its position (`state_dict`), those of datasets,
-    samplers and stages that it holds, such as numbers of epochs, what these hold, such as a list
-    of files that is shuffled in place, and all random states back: those of torch, numpy and
-    random, and those of generators that it holds. An iterator would lose what is read: it must be
-    `Peeked`.
+    An iterable is iterated anew. `close` puts these back: its position (`state_dict`); the
+    positions of datasets, samplers and stages in it, such as epoch numbers; their contents, such as
+    a list of files that is shuffled in place; and all random states: those of torch, numpy and
+    random, and those of generators in it. An iterator would lose what is read: it must be `Peeked`.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
         from torch.utils.data import DataLoader
 
-        is_copy = issubclass(type(batches), DataLoader)  # and not a wrapper that claims to be one
+        is_copy = issubclass(type(batches), DataLoader)  # not a wrapper that claims to be one
         if is_copy:
             batches = copy(batches)
         self._batches: Any = batches
@@ -124,7 +123,7 @@ class Look:
 
     @property
     def first(self) -> Any:
-        """The first batch; None where there is none."""
+        """The first batch; None if there are no batches."""
         return self._first[0] if self._first else None
 
     def __len__(self) -> int:
@@ -132,12 +131,12 @@ class Look:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        """All batches from the first on, once."""
+        """All batches from the first one, once."""
         yield from self._first
         yield from self._running
 
     def close(self) -> None:
-        """Ask for no more batches, and put loader and random states back as they were."""
+        """Read no more batches, and put loader and random states back as they were."""
         self._running = iter(())
         self._before.restore()
 
@@ -169,8 +168,8 @@ class _Before:
             if isinstance(part, torch.Generator | NUMPY | random.Random):
                 random_states.append(_restoring(part))
             elif isinstance(part, Dataset | Sampler):
-                # Without workers these are iterated in this process, and may go on where they were
-                # left.
+                # Without workers these are iterated in this process, and may continue where they
+                # were left.
                 moved.append(part)
                 tell.append(part)
             elif issubclass(type(part), DataLoader):
@@ -179,26 +178,26 @@ class _Before:
             elif _is_moved_by_reading_alone(part):
                 moved.append(part)
         # Outer stages come first: their threads end with the iterators that they hold, and draw no
-        # more.
+        # more random numbers.
         self._rebind = [*map(_rebinding, moved), *random_states]
         self._contents = Contents(part for part in moved if not _lives(part))
         for part in tell:
-            with suppress(Exception):  # it has no position before it is read, and begins anew
+            with suppress(Exception):  # without a position before it is read, it begins anew
                 self._positions.append((part, _position(part)))
         for part in loaders:
             vars(part).update(BEGINS_ANEW)
 
     def restore(self) -> None:
-        """Everything is as it was.
+        """Put everything back as it was.
 
-        A position may not know of one that was loaded and not yet reached. So it is loaded only
-        where resetting attributes is not enough, as where a part writes into what they hold.
+        A state may not include a position that was loaded but not yet reached. So a state is loaded
+        only if resetting attributes is not enough, as when a part writes into their contents.
         """
         self._contents.see_moved()
         self._bind()
         self._contents.warn()
         moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
-        self._bind()  # since a loader may begin to read to tell where it is
+        self._bind()  # since a loader may begin to read in order to tell its position
         for part, before in moved:
             part.load_state_dict(before)
 
@@ -209,7 +208,7 @@ class _Before:
 
 
 def _position(part: Any) -> Any:
-    """Its position; an error if it cannot be put back there."""
+    """The position of a part; raises an error if the part cannot be put back there."""
     position = deepcopy(part.state_dict())
     _ = part.load_state_dict
     return position
@@ -223,7 +222,7 @@ def _is_at(part: Any, position: Any) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two states are equal; tensors in them, too."""
+    """Whether two states are equal, including the tensors in them."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -267,8 +266,8 @@ def _rebinding(part: Any) -> Callable[[], None]:
 
 
 def _is_moved_by_reading_alone(part: Any) -> bool:
-    """Whether it is an object of a library or of the trainer, such as a wrapper of a loader or a
-    stage of a pipeline, that only iteration changes."""
+    """Whether a part is an object of a library or of the trainer that only iteration changes, such
+    as a wrapper of a loader or a stage of a pipeline."""
     from torch import nn
 
     if isinstance(part, type | nn.Module) or not hasattr(part, "__dict__"):
@@ -277,8 +276,8 @@ def _is_moved_by_reading_alone(part: Any) -> bool:
 
 
 def _lives(part: Any) -> bool:
-    """Whether it holds something that may change it while nobody reads."""
-    # A context of multiprocessing only says how processes are begun.
+    """Whether a part holds something that may change it while nobody reads."""
+    # A context of multiprocessing only says how processes are started.
     held = [one for one in vars(part).values() if not isinstance(one, BaseContext)]
     return any(_package(one) in ALIVE for one in held)
 
@@ -288,8 +287,8 @@ def _package(one: Any) -> str:
 
 
 def _parts(loader: Any) -> Iterator[Any]:
-    """What a loader holds, such as its sampler and dataset, and what these hold. Long lists, which
-    may be data, come after all else."""
+    """The objects in a loader, such as its sampler and dataset, and the objects in these. Long
+    lists, which may be data, are searched last."""
     seen: set[int] = set()
     found, data = deque([(loader, 0)]), deque[tuple[Any, int]]()
     while found or data:

@@ -29,13 +29,14 @@ class BatchLookups:
 
     samples: int
     ids: Mapping[str, Integers]
-    """The ids of each feature, bag after bag; those of unique samples, where it has such."""
+    """The ids of each feature, bag after bag; if the feature is deduplicated, those of its unique
+    samples."""
     lengths: Mapping[str, Integers]
     """The number of ids in each bag."""
     variable: frozenset[str] = frozenset()
     """The features of KJTs whose keys differ in batch size."""
     weighted: frozenset[str] = frozenset()
-    """The features of which each id has a weight."""
+    """The features whose ids each have a weight."""
 
     def __getitem__(self, feature: str) -> Integers:
         if feature not in self.ids:
@@ -46,11 +47,11 @@ class BatchLookups:
 
 
 def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookups:
-    """The lookups that a model makes of the batch.
+    """The lookups that a model makes for the batch.
 
-    `features` returns its KeyedJaggedTensor, what TorchRec takes instead, an IKJT, or a list or
-    mapping of these, whose lookups add up where they share a key. By default it is the batch
-    itself, or what it holds, if that is one of them; of a `data.Batch`, its fields.
+    `features` returns the batch's KeyedJaggedTensor, something that TorchRec takes instead, an
+    IKJT, or a list or mapping of these; lookups add up if they share a key. By default that is the
+    batch itself, or what it contains, if that is one of these; for a `data.Batch`, its fields.
     """
     each = [_lookups(part) for part in _parts(batch, features)]
     return BatchLookups(
@@ -63,7 +64,7 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
 
 
 def _joined(parts: Sequence[Mapping[str, Integers]]) -> dict[str, Integers]:
-    """The numbers of each key; those of a key of several KJTs one after another."""
+    """The numbers of each key; if several KJTs have a key, theirs one after another."""
     found: dict[str, list[Integers]] = {}
     for part in parts:
         for key, numbers in part.items():
@@ -129,13 +130,13 @@ def _is_features(part: Any) -> bool:
     from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
     from recd_plugins.sparse.features import SparseFeatures
 
-    if isinstance(part, TensorDict):  # one of dense floats is none
+    if isinstance(part, TensorDict):  # one with dense floats has no sparse features
         return bool(part.keys()) and all(_is_jagged(part[key]) for key in part.keys())  # noqa: SIM118
     return isinstance(part, KeyedJaggedTensor | SparseFeatures | DeduplicatedFeatures)
 
 
 def _is_jagged(part: Any) -> bool:
-    """Whether TorchRec takes it as a feature: a nested tensor, or a JaggedTensor."""
+    """Whether TorchRec takes this as a feature: a nested tensor, or a JaggedTensor."""
     from torchrec.sparse.jagged_tensor import JaggedTensor
 
     return isinstance(part, JaggedTensor) or bool(getattr(part, "is_nested", False))
@@ -175,12 +176,12 @@ def _of_rows(samples: int, rows: Mapping[str, WeightedJagged]) -> BatchLookups:
 
 
 def _weigh(weights: Tensor | None) -> bool:
-    """Whether TorchRec weights ids by these: it takes no integers for weights."""
+    """Whether TorchRec would use these as weights of ids: it does not take integers."""
     return weights is not None and weights.is_floating_point()
 
 
 def _samples(kjt: KeyedJaggedTensor) -> int:
-    """B; for a KJT of variable batch, the number of samples after its expansion."""
+    """B; for a KJT whose keys differ in batch size, the number of samples after its expansion."""
     indices = kjt.inverse_indices_or_none()
     return int(kjt.stride() if indices is None else indices[1].shape[-1])
 

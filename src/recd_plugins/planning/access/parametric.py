@@ -13,15 +13,15 @@ from recd_plugins.planning.access.distribution import Floats, Integers, RowDistr
 __all__ = ["exponential", "half_normal", "through_points", "uniform", "zipf"]
 
 SINGLE = 1024
-"""Rows that are runs of their own, from the hottest on."""
+"""The number of hottest rows that are each a run of their own."""
 GROWTH = 1 / 512
-"""Runs after them grow with their rank by this share, so that p hardly changes within one."""
+"""The later runs grow with their rank by this share, so that p hardly changes within a run."""
 FIRST_COVERAGE = 1e-6
-"""The share of lookups that the first row takes where only later points are known."""
+"""The share of lookups that the first row takes if only later points are known."""
 
 
 def uniform(num_rows: int, lookups: float) -> RowDistribution:
-    """p = L / E for all."""
+    """p = L / E for all rows."""
     return RowDistribution.of([num_rows], [lookups / num_rows])
 
 
@@ -47,7 +47,8 @@ def exponential(num_rows: int, lookups: float, scale: float = 0.1) -> RowDistrib
 def through_points(
     num_rows: int, lookups: float, points: Sequence[tuple[int, float]]
 ) -> RowDistribution:
-    """Through known (rows, coverage) points, as tables of the literature give them.
+    """A distribution through known (rows, coverage) points, such as those of tables in the
+    literature.
 
     Between them, and from (1, 1e-6) to (num_rows, 1), the logarithm of coverage is a monotone
     cubic (Fritsch-Carlson) in the logarithm of rows; where p would rise, it is levelled.
@@ -67,7 +68,7 @@ def through_points(
 
 
 def _length(scale: float, num_rows: int) -> float:
-    """A share of the rows, as a number of them."""
+    """A share of the rows, as a number of rows."""
     if not 0 < scale < math.inf:
         raise DataError(f"rows: a scale is more than 0, not {scale}.")
     return scale * num_rows
@@ -83,7 +84,7 @@ def _by_density(
 
 
 def _runs(num_rows: int) -> Integers:
-    """Rows of each run: one each at first, then more with the rank."""
+    """The number of rows of each run: one at first, later more with the rank."""
     if num_rows < 1:
         raise DataError(f"rows: a table has one row or more, not {num_rows}.")
     single = min(num_rows, SINGLE)
@@ -94,7 +95,7 @@ def _runs(num_rows: int) -> Integers:
 
 
 def _monotone_cubic(x: Floats, y: Floats, at: Floats) -> Floats:
-    """Fritsch and Carlson's interpolation (as PCHIP): harmonic means of the slopes around."""
+    """Fritsch and Carlson's interpolation (as PCHIP): harmonic means of the neighbouring slopes."""
     width, slope = np.diff(x), np.diff(y) / np.diff(x)
     tangent = np.empty_like(y)
     left, right = 2 * width[1:] + width[:-1], width[1:] + 2 * width[:-1]
@@ -113,7 +114,7 @@ def _monotone_cubic(x: Floats, y: Floats, at: Floats) -> Floats:
 
 
 def _end_tangent(width: Floats, slope: Floats) -> float:
-    """The three-point formula, held to the shape of the data (slopes are positive here)."""
+    """The three-point formula, limited to the shape of the data (slopes are positive here)."""
     if len(slope) == 1:
         return float(slope[0])
     tangent = ((2 * width[0] + width[1]) * slope[0] - width[0] * slope[1]) / (width[0] + width[1])
@@ -121,7 +122,7 @@ def _end_tangent(width: Floats, slope: Floats) -> float:
 
 
 def _levelled(counts: Integers, mass: Floats) -> Floats:
-    """Each run's mass per row, neighbours pooled until it falls (pool adjacent violators)."""
+    """Each run's mass per row, with neighbours pooled until it falls (pool adjacent violators)."""
     pooled: list[tuple[int, float, int]] = []
     for rows, share in zip(counts.tolist(), mass.tolist(), strict=True):
         runs = 1

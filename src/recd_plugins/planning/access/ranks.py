@@ -1,5 +1,5 @@
-"""The batches of all ranks: read by one process that plans for them, or counted by each rank, the
-counts merged on rank 0."""
+"""The batches of all ranks: read by one process that plans for them, or counted by each rank, with
+the counts merged on rank 0."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["BatchesOfRanks", "gathered"]
 
 FEW = 8
-"""The ranks whose batches one process reads for all of them."""
+"""The most ranks whose batches one process reads to stand for all of them."""
 
 
 class BatchesOfRanks:
-    """The batches of every rank, for a process that plans for ranks which are not there."""
+    """The batches of every rank, for a process that plans for ranks that do not run."""
 
     def __init__(self, read: Callable[[int, int], Iterable[Any]], world_size: int) -> None:
-        """`read(rank, world_size)` returns the batches of a rank. If there are many ranks, a few
-        are read."""
+        """`read(rank, world_size)` returns the batches of a rank. If there are many ranks, only a
+        few are read."""
         self._read = read
         self._world_size = world_size
         few = np.linspace(0, world_size, min(world_size, FEW), endpoint=False)
@@ -37,7 +37,7 @@ class BatchesOfRanks:
 
     @property
     def share(self) -> float:
-        """The number of ranks for each that is read."""
+        """The number of ranks for which each rank that is read stands."""
         return self._world_size / len(self._ranks)
 
     def loaders(self) -> Iterator[Iterable[Any]]:
@@ -47,9 +47,9 @@ class BatchesOfRanks:
 
 
 def gathered(tally: Tally, group: ProcessGroup) -> Tally:
-    """The counts of all ranks, on rank 0; every rank calls it, of the same tables.
+    """The counts of all ranks, on rank 0; every rank calls this with the same tables.
 
-    Ranks hand their counts on in pairs, so that rank 0 receives from log2(world size) of them.
+    Ranks send their counts on in pairs, so that rank 0 receives from log2(world size) ranks.
     """
     rank, step = group.rank(), 1
     while step < group.size():
@@ -109,7 +109,7 @@ def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
 
 
 def _features(tally: Tally) -> list[str]:
-    """The features that are counted, in an order that all ranks have."""
+    """The features that are counted, in the same order on all ranks."""
     return sorted({name for part in tally.counted.values() for name in part.features})
 
 

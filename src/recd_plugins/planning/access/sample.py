@@ -1,4 +1,4 @@
-"""The sample of batches that are counted: from all over the epoch, until no more are needed."""
+"""The sample of batches to count: from all over the epoch, until no more are needed."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 __all__ = ["FIRST", "Spread", "count_sample", "sample_of"]
 
 FIRST = 100
-"""The batches that are counted of a loader that reads only in its own order."""
+"""How many batches are counted from a loader that can only read in its own order."""
 BLOCKS, SIZE = 32, 2
-"""Blocks, and the batches of each, that are counted before the first check whether more are
+"""How many blocks, of how many batches each, are counted before the first check whether more are
 needed."""
 SETTLED = 0.01
 """Counting stops once more batches change the share of any number of rows by no more than this, and
-it is known as well: smaller changes alter no decision."""
+the share is known to within this: smaller changes alter no decision."""
 SECONDS = 20.0
-"""After so many seconds no more are counted."""
+"""After this many seconds no more batches are counted."""
 POINTS = 64
 
 
 @runtime_checkable
 class Spread(Protocol):
-    """A loader that can begin anywhere in its epoch."""
+    """A loader that can start anywhere in its epoch."""
 
     def spread(
         self, blocks: range, size: int, first: int | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """The batches of an epoch, or the `first` so many, in blocks of `size`, laid out by lot:
-        those of some blocks, each with the number of its block. After the last block there is
-        nothing; the position of the loader stays."""
+        """The batches of an epoch, or its `first` ones, are put at random into blocks of `size`.
+        Yields the batches of the given blocks, each with its block's number, and nothing after the
+        last block. The position of the loader stays."""
 
     @property
     def places(self) -> int:
-        """The number of places of the epoch where blocks may begin, for what it costs to read
-        them."""
+        """The number of places in the epoch where blocks may begin, limited by what it costs to
+        read them."""
 
 
 def count_sample(
@@ -61,11 +61,12 @@ def count_sample(
     group: ProcessGroup | None = None,
     met: Callable[[int], None] | None = None,
 ) -> Tally:
-    """Count `most` batches of each rank, or else as many as it takes; on rank 0 those of all.
+    """Count `most` batches of each rank, or else as many as are needed; rank 0 gets the counts of
+    all ranks.
 
-    Where a loader can `Spread` them, batches are counted until the forecast is `SETTLED`, or they
-    took `SECONDS`; otherwise the first ones, in the loader's order. Every rank of the group calls
-    it. `met` is called with how many batches this process has counted.
+    If a loader is a `Spread`, batches are counted until the forecast is `SETTLED` or `SECONDS` have
+    passed; otherwise the first batches are counted, in the loader's order. Every rank of the group
+    calls this. `met` is called with the number of batches that this process has counted.
     """
     began, whole, seen, there = time.monotonic(), Tally(counted=tables), 0, 0
     whole.in_order = not all(isinstance(one, Spread) for one in _of_ranks(batches))
@@ -96,10 +97,10 @@ def count_sample(
             part = gathered(part, group)
         whole.merge(part)
         if most is not None or not counted or (group is None and seen >= there > 0):
-            break  # these are all that there are
+            break  # there are no more
         before, shares = shares, _shares(whole)
         enough = _settled(before, shares, whole) or time.monotonic() - began > SECONDS
-        if group is not None:  # as rank 0 says, which has the counts of all
+        if group is not None:  # rank 0 decides, which has the counts of all ranks
             more = int(group.rank() == 0 and not enough)
             enough = not together(group, lambda more=more: more)  # type: ignore[misc]
         if enough:
@@ -109,13 +110,13 @@ def count_sample(
 
 
 def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
-    """`count` batches of each rank that this process reads for, each with its fold."""
+    """`count` batches of each rank whose batches this process reads, each with its fold."""
     for one in _of_ranks(batches):
         yield from _round(one, range(0), count)
 
 
 def _length_of(batches: Iterable[Any]) -> int | None:
-    """The number of batches, if they say: a loader without an end has no length."""
+    """The number of batches; None if they have no length, as a loader without an end."""
     try:
         return len(batches) if isinstance(batches, Sized) else None
     except TypeError:
@@ -131,14 +132,14 @@ def _share_of_ranks(batches: Iterable[Any]) -> float:
 
 
 def _round(loader: Iterable[Any], blocks: range, most: int | None) -> Iterator[tuple[int, Any]]:
-    """The batches of one rank in these blocks, or `most`, each with its fold: those of a block, or
-    those that come after each other, have one fold."""
+    """The batches of one rank in these blocks, or `most` batches, each with its fold. Batches of
+    one block, or consecutive batches, have the same fold."""
     if isinstance(loader, Spread):
         places, first = max(loader.places, 1), BLOCKS
         if most is not None:
             first = min(4 * FOLDS, most, places)
             size = -(-most // first)
-            blocks = range(-(-most // size))  # no more: they may come in the order of the epoch
+            blocks = range(-(-most // size))  # not more: they may come in the epoch's order
         else:
             first = min(BLOCKS, max(places // 2, 1))
             blocks = range(blocks.start * first // BLOCKS, blocks.stop * first // BLOCKS)
@@ -152,8 +153,8 @@ def _round(loader: Iterable[Any], blocks: range, most: int | None) -> Iterator[t
 
 
 def _shares(tally: Tally) -> dict[str, Floats]:
-    """The coverage of ever more rows of each table, and how much of it is in doubt, [2, POINTS];
-    of tables that take a part of all lookups."""
+    """[2, POINTS] the coverage of more and more rows of each table, and how uncertain it is; only
+    for tables with a considerable part of all lookups."""
     found = {name: rows for name, rows in tally.distributions() if rows.lookups}
     lookups = sum(rows.lookups for rows in found.values())
     shares = {}

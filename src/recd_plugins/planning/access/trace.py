@@ -27,7 +27,7 @@ FORM = (
 )
 
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What NumPy, torch and their unpackers raise of files that are damaged, or no traces."""
+"""What NumPy, torch and their unpackers raise for files that are damaged or are not traces."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class Trace:
     indices: Integers
     """[N] row ids."""
     lengths: Integers
-    """[T, B] how many of them each sample has."""
+    """[T, B] how many ids each sample has."""
 
     def __post_init__(self) -> None:
         if self.lengths.ndim != 2 or self.indices.ndim != 1 or not self.lengths.size:
@@ -61,7 +61,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """The trace in a .npz, .pt or .pt.gz; anything else raises `DataError`."""
+        """The trace in a .npz, .pt or .pt.gz. Raises `DataError` for anything else."""
         if what := no_file(path):
             raise DataError(f"{path}: is {what}, not a file. {FORM}")
         try:
@@ -82,7 +82,7 @@ class Trace:
 
     @classmethod
     def _of(cls, arrays: Mapping[str, NDArray[Any]]) -> Trace:
-        """Lengths give the number of tables; offsets alone are those of one."""
+        """Lengths give the number of tables; offsets without lengths are those of one table."""
         if "indices" not in arrays or not {"lengths", "offsets"} & arrays.keys():
             raise DataError(f"trace: has {', '.join(sorted(arrays)) or 'nothing'}. {FORM}")
         wrong = [name for name, array in arrays.items() if array.dtype.kind not in "iu"]
@@ -109,9 +109,9 @@ def profile_trace(
     batch_size: int,
     exact_rows: int = EXACT_ROWS,
 ) -> Profile:
-    """The distributions of tables, of which `tables` says (place in the trace, rows).
+    """The distributions of tables; `tables` gives the place in the trace and the rows of each.
 
-    `batch_size` samples are a batch; what is left over is left out.
+    `batch_size` samples make a batch; the remaining samples are left out.
     """
     size = min(batch_size, trace.samples)
     whole = trace.samples - trace.samples % size
@@ -137,7 +137,7 @@ def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
 
 
 def _tensors(file: Any) -> dict[str, NDArray[Any]]:
-    """The tensors of a file that torch saved, without running what else it may hold."""
+    """The tensors of a file that torch saved, without running other code that it may contain."""
     import pickle
 
     import torch

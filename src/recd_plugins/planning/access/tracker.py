@@ -1,4 +1,4 @@
-"""The lookups that TorchRec's delta tracker recorded of a sharded model, as a profile."""
+"""The lookups that TorchRec's delta tracker recorded for a sharded model, as a profile."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["profile_tracker"]
 def profile_tracker(
     tracker: ModelDeltaTrackerTrec, *, batch_size: int, group: ProcessGroup | None = None
 ) -> Profile:
-    """The lookups that `model.get_delta_tracker()` of TorchRec's DistributedModelParallel recorded
-    since it was made, of all tables that it tracks; every rank calls it.
+    """The lookups that `model.get_delta_tracker()` of TorchRec's DistributedModelParallel has
+    recorded since it was made, for all tables that it tracks. Every rank calls this.
 
-    Each step had `batch_size` samples on each rank. Rank 0 has the profile; on the others it is
-    empty. The tracker stays as it is: it must not have been read before, nor compact what it
-    records, for it then knows which rows were looked up, but not how often.
+    Each step had `batch_size` samples on each rank. Rank 0 gets the profile; on the others it is
+    empty. The tracker stays as it is. It must not have been read before, and must not compact its
+    records, because then it knows which rows were looked up, but not how often.
     """
     import torch.distributed as dist
 
@@ -51,7 +51,7 @@ def profile_tracker(
     for part in parts:
         counter = recorded.counters.pop(part.name)
         # A row of a sharded table is recorded on its own rank, in one batch of all ranks' samples;
-        # of a replicated one on each rank, in the rank's own batch.
+        # a row of a replicated table on each rank, in the rank's own batch.
         ranks = (world if over.rank() == 0 else 0) if part.sharded else 1
         folds = np.arange(steps) * FOLDS // steps
         for step, ids in part.batches:
@@ -70,7 +70,7 @@ def profile_tracker(
 
 
 class _TrackedTable:
-    """One table, with the ids that its part on this rank was asked for."""
+    """One table, with the ids that were looked up in its part on this rank."""
 
     def __init__(self, name: str, module: Any, lookups: Any, rank: int) -> None:
         self.name = name
@@ -84,7 +84,7 @@ class _TrackedTable:
         else:
             num_rows = max(one.shard_offsets[0] + one.shard_sizes[0] for one in spec.shards)
             mine = [one for one in spec.shards if one.placement.rank() == rank]
-            # Parts of columns are all asked for the same rows: those of the first are counted.
+            # The same rows are looked up in all column parts: those of the first are counted.
             copies = len(mine) if any(one.shard_offsets[1] == 0 for one in mine) else 0
             first = mine[0].shard_offsets[0] if mine else 0
         self.counted = Counted(num_rows=num_rows, features=(name,))

@@ -24,15 +24,16 @@ __all__ = ["TrainerBatches", "trainer_batches"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerBatches:
-    """A trainer's batches while they are looked at, or its profile."""
+    """A trainer's batches while a look at them is open, or its profile."""
 
     batches: Callable[[], Iterable[Any]] | None
-    """This rank's, which may be none in number; all ranks have some, or no rank does."""
+    """Returns this rank's batches, which may be empty; None if no rank gave any."""
     features: FeaturesOf | None
     profile: Profile | None
-    """Rank 0's; on the others an empty one where it is read from a file, or rank 0's alone."""
+    """The profile on rank 0; other ranks have an empty one if it is read from a file or was given
+    only on rank 0. None if no rank gave one."""
     batch_size: int
-    """The batch size of the largest rank; 0 where neither batches nor profile say."""
+    """The largest batch size of any rank; 0 if neither batches nor profile tell it."""
 
 
 @contextmanager
@@ -42,9 +43,10 @@ def trainer_batches(
     features: FeaturesOf | None,
     profile: Profile | Path | str | None,
 ) -> Iterator[TrainerBatches]:
-    """Look at the batches of every rank, for as long as the context is open; every rank enters.
+    """Look at the batches of every rank, for as long as the context is open. Every rank enters it.
 
-    What one rank cannot read ends all of them, and so do batches of some ranks alone.
+    If one rank cannot read its batches, all ranks end with an error; so they do if only some ranks
+    were given batches.
     """
     counting = ranks_where(group, batches is not None)
     if counting and len(counting) < group.size():
@@ -91,6 +93,6 @@ def trainer_batches(
 
 
 def _called_here(features: FeaturesOf) -> FeaturesOf:
-    """The same function, which a planner that calls it calls through this file: so an error of it
-    is known to be the trainer's."""
+    """The same function, called through this file, so that an error in it is known to be the
+    trainer's."""
     return lambda batch: features(batch)

@@ -1,4 +1,5 @@
-"""Bags that are hot as a whole: some bags that were looked up, and the coldest row of each."""
+"""Bags whose rows are all hot: a sample of the bags that were looked up, and the coldest row of
+each."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from recd_plugins.planning.access.distribution import Floats, Integers
 __all__ = ["SampledBags"]
 
 OF_A_BATCH = 64
-"""Bags of a feature that are kept of a batch at most, and ids of them."""
+"""The most bags of a feature that are kept from a batch, and the most ids of these."""
 IDS_OF_A_BATCH = 1 << 12
 MOST = 1 << 14
-"""Bags of a table: beyond, every second one is kept, and every second one to come."""
+"""The most bags of a table: beyond that, every second one is kept, also of those to come."""
 
 
 class SampledBags:
@@ -27,27 +28,29 @@ class SampledBags:
         self._every = 1
 
     def add(self, ids: Integers, lengths: Integers, num_rows: int, fold: int) -> None:
-        """Some of the bags of a feature in a batch: `ids` one bag after another, `lengths` [B]."""
+        """Keep some of a feature's bags in a batch: `ids` are one bag after another, `lengths`
+        [B]."""
         if not len(lengths):
             return
         step = max(1, -(-len(lengths) // OF_A_BATCH), -(-len(ids) // IDS_OF_A_BATCH)) * self._every
         chosen = np.arange(0, len(lengths), step)
         kept, long = _taken(ids, lengths, chosen)
         row = (kept >= 0) & (kept < num_rows)
-        if not row.all():  # they are not counted
+        if not row.all():  # ids that are not rows are not counted
             long = np.bincount(np.repeat(np.arange(len(long)), long)[row], minlength=len(long))
             kept = kept[row]
         self.merge(kept, long, np.full(len(long), fold))
 
     def state(self) -> tuple[Integers, Integers, Integers]:
-        """Ids, bag after bag; the length and the fold of each bag: for `merge` of another."""
+        """Ids, bag after bag, and the length and the fold of each bag, for `merge` of another
+        sample."""
         if not self._ids:
             none = np.empty(0, np.int64)
             return none, none, none
         return np.concatenate(self._ids), np.concatenate(self._lengths), np.concatenate(self._folds)
 
     def merge(self, ids: Integers, lengths: Integers, folds: Integers) -> None:
-        """Take over the bags of another one of the same table."""
+        """Add the bags of another sample of the same table."""
         self._ids.append(ids.astype(np.int64))
         self._lengths.append(lengths.astype(np.int64))
         self._folds.append(folds.astype(np.int64))
@@ -61,11 +64,11 @@ class SampledBags:
             self._every *= 2
 
     def whole(self, counter: RowCounter, counted_share: float = 0.0) -> Floats | None:
-        """[R + 1] the share of bags whose every row is hotter than run r of the counter's
-        distribution; None where nothing says it: without bags, or with one fold.
+        """[R + 1] the share of bags whose rows are all hotter than run r of the counter's
+        distribution; None if it is unknown: without bags, or with a single fold.
 
-        The rows of a bag are ranked by what the other folds counted: its own lookups would make
-        its rows hotter than they will be in bags to come, but in `counted_share` of those.
+        The rows of a bag are ranked by the counts of the other folds: its own lookups would make
+        its rows hotter than they will be in bags to come, except for `counted_share` of those.
         """
         ids, lengths, folds = self.state()
         if not len(lengths) or counter.folds < 2:
