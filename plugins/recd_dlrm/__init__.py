@@ -1,6 +1,6 @@
 """DLRM: its models, its poolings of sequences, and its data.
 
-`models/` builds nets over TorchRec tables, `poolings/` makes a sequence one vector,
+`models/` builds nets over TorchRec tables, `poolings/` turns a sequence into one vector, and
 `datasets/` writes rows: random, synthetic traces, sessions, Criteo, MovieLens, yoochoose.
 """
 

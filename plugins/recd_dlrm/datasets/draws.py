@@ -1,8 +1,8 @@
-"""Keyed draws: a uniform as a pure function of (seed, purpose, subject, counter).
+"""Keyed draws: a uniform number as a pure function of (seed, purpose, subject, counter).
 
-What is drawn for one subject (a session, an id) depends on nothing else, so rows can be
-made in any chunks, in any order, without a generator's state. The generator is SplitMix64
-(Steele, Lea and Flood, 2014), one stream per subject.
+The draws for one subject (a session, an id) depend on nothing else, so rows can be made in any
+chunks, in any order, without a generator's state. The generator is SplitMix64 (Steele, Lea and
+Flood, 2014), with one stream per subject.
 """
 
 from __future__ import annotations

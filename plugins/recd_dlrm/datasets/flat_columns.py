@@ -1,7 +1,7 @@
-"""Columns as flat arrays: lists of ids as Arrow has them, runs of equal keys, windows of history.
+"""Columns as flat arrays: lists of ids as in Arrow, runs of equal keys, windows of history.
 
-B lists lie one after the other: list i is `ids[offsets[i] : offsets[i + 1]]`. A run is
-neighbouring rows that agree in some keys, say the samples of one session.
+B lists are stored one after the other: list i is `ids[offsets[i] : offsets[i + 1]]`. A run is a
+sequence of neighbouring rows that agree in some keys, such as the samples of one session.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run_starts(*keys: NDArray[Any]) -> I64:
 
 History = Literal["frozen", "growing"]
 """frozen: one value for the whole session, so its samples are exact duplicates.
-growing: one id more per event, so they are shifted (partial) ones."""
+growing: one more id per event, so they are shifted (partial) duplicates."""
 
 
 def windows(ids: I64, starts: I64, ends: I64, most: int) -> pa.Array:

@@ -1,7 +1,7 @@
-"""MovieLens ratings as sessions: what will a user like, after what they saw before?
+"""MovieLens ratings as sessions: what will a user like, given what they saw before?
 
-A session is a run of one user's ratings without a gap of `session_gap_minutes`. Test rows
-are the latest. Ratings are held as compact columns; histories are made chunk by chunk.
+A session is a run of one user's ratings without a gap of `session_gap_minutes`. Test rows are the
+latest. Ratings are kept as compact columns; histories are made chunk by chunk.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MovieLensConfig(Config):
 
 
 class _Ratings(NamedTuple):
-    """N ratings, sorted by user, then time, then line; and their order in time."""
+    """N ratings, sorted by user, time and line; and their order in time."""
 
     num_users: int
     num_items: int
@@ -67,7 +67,7 @@ class _Ratings(NamedTuple):
     items: I64
     ratings: F64
     timestamps: I64
-    """Timestamps, in ms."""
+    """In ms."""
     sessions: I64
     """A running number."""
     user_starts: I64
@@ -108,7 +108,7 @@ class MovieLens(Dataset):
         return fingerprint([self.config.path])
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
-        """`log_position` is log(1 + the user's ratings before)."""
+        """`log_position` is log(1 + the number of the user's earlier ratings)."""
         table, config = self._ratings, self.config
         in_split = self._rows(split)
         for begin in range(0, in_split.size, CHUNK_ROWS):

@@ -22,7 +22,7 @@ CHUNK_ROWS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig(Config):
-    """Everything of a generated row but its ids."""
+    """Everything in a generated row except its ids."""
 
     samples: Annotated[int, Range(ge=1)] = 20_000
     """Rows of the train split."""
@@ -107,7 +107,7 @@ class RandomConfig(RowsConfig):
 
 
 class RandomRows(Dataset):
-    """Each chunk comes from (seed, split, chunk) alone, so any part can be made again."""
+    """Each chunk depends only on (seed, split, chunk), so any part can be made again."""
 
     def __init__(self, config: RandomConfig) -> None:
         self.config = config

@@ -1,4 +1,5 @@
-"""The files that a dataset is made from: there, unchanged since, read as text."""
+"""The files from which a dataset is made: whether they are there and unchanged, and reading them as
+text."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ BLOCK_BYTES = 8 << 20
 
 
 def check_sources(option: str, *paths: Path, folders: bool = False) -> None:
-    """Every path can be read: a file, or with `folders` one or a folder.
+    """Check that every path can be read: a file, or with `folders` a file or a folder.
 
-    `DataError` names the path and the option that gave it.
+    Raises `DataError`, which names the path and the option that gave it.
     """
     for path in paths:
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -42,7 +43,8 @@ def check_sources(option: str, *paths: Path, folders: bool = False) -> None:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Changes when a file is replaced, written to or touched: by sizes and times, unread."""
+    """A text that changes when a file is replaced, written to or touched. It is made of sizes and
+    times; the files are not read."""
     files = [
         file
         for path in paths
@@ -54,7 +56,7 @@ def fingerprint(paths: Iterable[Path]) -> str:
 
 
 def empty_split(split: Split, *paths: Path) -> DataError:
-    """The error for sources that leave a split without a row."""
+    """The error for sources that leave a split without rows."""
     return DataError(
         f"{', '.join(map(str, paths))}: no row is left for the {split} split. "
         "Give more rows, or change `dataset.test_fraction`."
@@ -62,7 +64,7 @@ def empty_split(split: Split, *paths: Path) -> DataError:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines without their ends; `DataError` where a file is no text."""
+    """The lines without their ends. Raises `DataError` if a file is not text."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for line in file:
             line = line.rstrip("\n")
@@ -72,10 +74,10 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def read_tsv(path: Path, what: str, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
-    """The named columns of a tab-separated file with a header, whole, in these types.
+    """The named columns of a tab-separated file with a header, completely, in these types.
 
-    Text is held for one block at a time. A missing column, a row cut short, a value that
-    does not convert or is not finite raise `DataError` with file and line; `what` says
+    Text is kept for one block at a time. Raises `DataError`, with file and line, for a missing
+    column, a row that is cut short, or a value that does not convert or is not finite. `what` says
     which file was expected.
     """
     header = next(text_lines(path), "").split("\t")
@@ -100,7 +102,7 @@ def read_tsv(path: Path, what: str, columns: Mapping[str, pa.DataType]) -> dict[
 def _blocks(path: Path, columns: Mapping[str, pa.DataType]) -> csv.CSVStreamingReader:
     return csv.open_csv(
         path,
-        # One thread, no quotes, no skipped lines: so that a row's number is its line's.
+        # One thread, no quotes, no skipped lines, so that a row's number is that of its line.
         read_options=csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
         parse_options=csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False),
         convert_options=csv.ConvertOptions(
@@ -122,7 +124,7 @@ def _check_finite(batch: pa.RecordBatch, path: Path, first_line: int) -> None:
 
 
 def _arrow_error(path: Path, header: list[str], message: str) -> DataError:
-    """Arrow's message with the file, the line and the column's name in front."""
+    """Arrow's message, preceded by the file, the line and the column's name."""
     found = re.search(r"(?:CSV column #(\d+): )?Row #(\d+): (.*)", message, re.DOTALL)
     if found is None:
         return DataError(f"{path}: cannot be read as tab-separated text: {message}")

@@ -56,13 +56,13 @@ class YoochooseConfig(Config):
 
 
 class _Clicks(NamedTuple):
-    """N clicks, sorted by session, then time, then line."""
+    """N clicks, sorted by session, time and line."""
 
     num_items: int
     sessions: I64
     items: I64
     timestamps: I64
-    """Timestamps, in ms."""
+    """In ms."""
     session_starts: I64
     """The row of the session's first click."""
     in_time: I64
@@ -94,7 +94,7 @@ class Yoochoose(Dataset):
         return fingerprint([self.config.path])
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
-        """`log_position` is log(1 + the session's clicks before)."""
+        """`log_position` is log(1 + the number of the session's earlier clicks)."""
         clicks, config = self._clicks, self.config
         in_split = self._rows(split)
         chunk = max(1, CHUNK_ROWS // (1 + config.negatives))
@@ -119,7 +119,7 @@ class Yoochoose(Dataset):
             yield pa.table(columns, schema=self.schema.arrow())
 
     def _items(self, rows: I64, draw: I64) -> I64:
-        """The item clicked at draw 0, else one of the others, each as likely."""
+        """The clicked item at draw 0; otherwise one of the other items, all equally likely."""
         clicked = self._clicks.items[rows]
         even = uniforms(streams(salt(self.config.seed, "negatives"), rows), draw)
         other = (even * (self._clicks.num_items - 1)).astype(np.int64)

@@ -1,11 +1,11 @@
-"""DLRM: TorchRec's own two, over tables made from the schema, with the loss of clicks.
+"""DLRM: TorchRec's own two models, over tables made from the schema, with the loss of clicks.
 
 Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation
 Systems (arXiv:1906.00091). DLRM_DCN has a cross network for its interaction: Wang et al.,
 DCN V2 (arXiv:2008.13535), in its low-rank form.
 
-TorchRec names a module after each table, so the module of table `item` is `t_item`: bare,
-a table called `items` or `values` would collide with the methods of `nn.ModuleDict`.
+TorchRec names a module after each table, so the module of table `item` is `t_item`: without the
+prefix, a table called `items` or `values` would collide with the methods of `nn.ModuleDict`.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ __all__ = [
 
 
 CLICK = Label(name="label")
-"""What a model is made for that is given no labels."""
+"""The label of a model that is given no labels."""
 
 
 class ClickModel(nn.Module):
     """Any `net(dense, features) -> outputs [B] or [B, T]`, one for each of T labels, with its loss.
 
-    The loss is the sum of the labels' losses, each times its label's weight. A schema without
-    dense features has nothing for a bottom MLP to read; with `constant` the net gets a column of
-    ones, so that the MLP becomes a learned vector. `places` are those of the batch's floats that
-    the net gets, by default all.
+    The loss is the sum of the labels' losses, each times its label's weight. A schema without dense
+    features has nothing for a bottom MLP to read; with `constant` the net gets a column of ones, so
+    that the MLP becomes a learned vector. `places` are the positions of the batch's floats that the
+    net gets, by default all.
     """
 
     places: Tensor | None
@@ -84,10 +84,10 @@ class ClickModel(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
         """The loss, then (loss, outputs, labels, weights [B]), detached.
 
-        Outputs and labels are [B], or [B, T] of T labels: a logit of a click or of a grade over the
-        highest one, the value itself of a regression.
+        Outputs and labels are [B], or [B, T] for T labels. An output is the logit of a click, the
+        logit of a grade divided by the highest one, or the value itself of a regression.
         """
-        # TorchRec's pipeline finds `batch.features` by tracing this: only attributes on the way.
+        # TorchRec's pipeline finds `batch.features` by tracing this: use only attribute accesses.
         dense = batch.dense if self.places is None else batch.dense[:, self.places]
         if self.constant:
             dense = F.pad(dense, (1, 0), value=1.0)
@@ -110,7 +110,8 @@ class ClickModel(nn.Module):
 
 
 def _label_loss(outputs: Tensor, labels: Tensor, weights: Tensor, label: Label) -> Tensor:
-    """The loss of one label, all [B], times its weight; samples that lack it do not count."""
+    """The loss of one label times its weight; samples that lack the label do not count. All tensors
+    are [B]."""
     if label.nulls == "empty":
         lacking = labels.isnan()
         labels, weights = labels.masked_fill(lacking, 0.0), weights.masked_fill(lacking, 0.0)
@@ -124,10 +125,10 @@ def _label_loss(outputs: Tensor, labels: Tensor, weights: Tensor, label: Label) 
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """sum_i w_i BCE(logit_i, label_i) / N, all [B], N the samples of weight above 0; 0 without any.
 
-    The mean of it over ranks, which DDP's gradients follow, is the loss of the global batch
-    if the ranks have as many such samples: a padding row on one rank alone breaks that.
+    Its mean over ranks, which DDP's gradients follow, is the loss of the global batch if all ranks
+    have equally many such samples: a padding row on only one rank breaks that.
     """
-    # A mean of weights that average to 1: with weights of 1 this is plain BCE, to the bit.
+    # A mean with weights that average to 1: with weights of 1 this is exactly plain BCE.
     return F.binary_cross_entropy_with_logits(logits, labels, even_weights(weights))
 
 
@@ -138,13 +139,14 @@ def even_weights(weights: Tensor) -> Tensor:
 
 
 META = torch.device("meta")
-"""Tables made on CPU would stay in memory beside the sharded ones."""
+"""Tables made on CPU would stay in memory in addition to the sharded ones."""
 
 
 def bag_tables(
     schema: Schema, features: Iterable[SparseFeature], dim: int
 ) -> EmbeddingBagCollection:
-    """Tables whose embeddings come summed per sample: [B, D] a feature; scored ids by weight."""
+    """Tables whose embeddings are summed per sample, [B, D] per feature; scored ids are
+    weighted."""
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -157,7 +159,7 @@ def bag_tables(
 def sequence_tables(
     schema: Schema, features: Iterable[SparseFeature], dim: int
 ) -> EmbeddingCollection:
-    """Tables whose embeddings come one by one: jagged [N, D] a feature."""
+    """Tables whose embeddings come one by one: jagged [N, D] per feature."""
     from torchrec.modules.embedding_configs import EmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingCollection
 
@@ -166,7 +168,7 @@ def sequence_tables(
 
 
 def check_table_names(names: Iterable[str]) -> None:
-    """`RegistryError` for a table that no module can be named after."""
+    """Raises `RegistryError` for a table whose name cannot be a module's."""
     if dotted := [name for name in names if "." in name]:
         raise RegistryError(
             f"table {dotted[0]!r} cannot have a dot in its name: PyTorch names a module after "
@@ -218,7 +220,7 @@ class DlrmConfig(Config):
             raise RegistryError("must have a layer before the last, say [512, 256].", where="top")
 
     def takes(self, schema: Schema) -> list[str]:
-        """The features and dense columns that it takes of a schema's."""
+        """The features and dense columns of a schema that the model takes."""
         names = (*schema.dense, *schema.sparse_names)
         check_patterns(self.patterns, names, kind="feature or dense column", where="model.features")
         taken = matching(self.patterns, names)
@@ -240,7 +242,7 @@ class DlrmConfig(Config):
         return self.top_layers_of(1)
 
     def top_layers_of(self, labels: int) -> list[int]:
-        """The layers of the top MLP, of which the last has an output for each label."""
+        """The layers of the top MLP; the last has an output for each label."""
         is_last = self.top[-1:] in ((1,), (labels,))
         return [*(self.top[:-1] if is_last else self.top), labels]
 
@@ -259,7 +261,8 @@ def build_dlrm(config: DlrmConfig, context: Context) -> nn.Module:
 
 
 def click_model(net: nn.Module, schema: Schema, context: Context) -> ClickModel:
-    """A net for what `schema` has of the context's, with the loss of its labels."""
+    """A net for the columns in `schema`, which are some of the context's, with the loss of its
+    labels."""
     whole = context.require_schema()
     widths = [whole.width(name) or 1 for name in whole.dense]
     names = [name for name, width in zip(whole.dense, widths, strict=True) for _ in range(width)]
@@ -273,7 +276,7 @@ def click_model(net: nn.Module, schema: Schema, context: Context) -> ClickModel:
 
 
 def taken_schema(model: str, config: DlrmConfig, context: Context) -> Schema:
-    """The context's schema with what the model takes of it, a sparse feature at least."""
+    """The part of the context's schema that the model takes, with at least one sparse feature."""
     schema = context.require_schema()
     taken = matching(config.patterns, (*schema.dense, *schema.sparse_names))
     if not {*taken} & {*schema.sparse_names}:
@@ -301,7 +304,7 @@ def top_layers(config: DlrmConfig, schema: Schema) -> list[int]:
 
 
 def dense_width(schema: Schema) -> int:
-    """Inputs of the bottom MLP: the dense features, or ClickModel's constant."""
+    """The number of inputs of the bottom MLP: the dense floats, or ClickModel's constant."""
     return schema.dense_width or 1
 
 

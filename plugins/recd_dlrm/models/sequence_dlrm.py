@@ -1,4 +1,4 @@
-"""DLRM over sequences: each through a pooling of one's choice, in place of a bag's sum."""
+"""DLRM over sequences, each with a chosen pooling in place of a bag's sum."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ class SequenceDlrmConfig(DlrmConfig):
 
 
 class Pooled(NamedTuple):
-    """A feature whose embeddings come one by one, and what makes them a vector."""
+    """A feature whose embeddings come one by one, and the pooling that turns them into a vector."""
 
     feature: str
     pooling: nn.Module
     query: str | None = None
     scored: bool = False
-    """Whether each embedding counts by the weight of its id."""
+    """Whether each embedding is weighted by the weight of its id."""
 
 
 class SequenceVectors(nn.Module):
     """[B, F, D]: one vector for each feature, in the order of `names`.
 
-    What depends on the data happens in here: TorchRec's pipeline traces the model, and
-    takes a module that holds no sharded one as it is. A query comes before who asks for it.
+    Everything that depends on the data happens in this module: TorchRec's pipeline traces the
+    model, but does not look into a module that contains no sharded one. A query comes before the
+    feature that uses it.
     """
 
     def __init__(self, names: Sequence[str], pooled: Sequence[Pooled]) -> None:
@@ -78,11 +79,12 @@ class SequenceVectors(nn.Module):
         summed: KeyedTensor | None,
         features: KeyedJaggedTensor | None = None,
     ) -> Tensor:
-        """Jagged [N, D] for each feature to pool, [B, D] for each other one; the weights of scored
-        ids are those of `features`.
+        """The vectors, from jagged [N, D] for each feature to pool and [B, D] for each other one;
+        `features` has the weights of scored ids.
 
-        Sums come from their ranks until they are touched, which is as late as may be: poolings run
-        meanwhile. So in backward the sums' gradients leave before poolings run.
+        Sums are still on their way from other ranks until they are touched, which is as late as
+        possible: poolings run meanwhile. So in backward the sums' gradients leave before poolings
+        run.
         """
         from recd_plugins.api.embedding import weighed
 
@@ -105,8 +107,8 @@ class SequenceVectors(nn.Module):
 class SequenceDlrm(nn.Module):
     """logit = top(interaction(bottom(dense), one vector for each sparse feature)).
 
-    `sequences` holds the tables that sequences use, for every feature of theirs, `bags` the
-    others. So each table exists once, and an item lies in the space of its history.
+    `sequences` has the tables that sequences use, with all their features, and `bags` has the other
+    tables. So each table exists once, and an item is in the same space as its history.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class SequenceDlrm(nn.Module):
         """Outputs [B, T], one for each label, of dense [B, n_dense] and features of B rows each."""
         embedded = self.sequences(features)
         summed = None if self.bags is None else self.bags(features)
-        bottom = self.bottom(dense)  # beside the exchange of both
+        bottom = self.bottom(dense)  # during the exchange of both
         weights = features if self.vectors.scored else None
         vectors = self.vectors(embedded, summed, weights)
         logits: Tensor = self.top(self.interaction(bottom, vectors))
@@ -146,7 +148,7 @@ class Roles(NamedTuple):
 
     sequences: tuple[SparseFeature, ...]
     items: tuple[SparseFeature, ...]
-    """No sequences, but in a table with one."""
+    """Features that are not sequences, but share a table with one."""
     others: tuple[SparseFeature, ...]
 
     @classmethod
@@ -197,7 +199,8 @@ class Roles(NamedTuple):
 def choose_poolings(
     slot: Mapping[str, PoolingFactory], sequences: Sequence[str]
 ) -> dict[str, PoolingFactory]:
-    """Each sequence's pooling: that of its name, else of the first glob that fits, else the sum."""
+    """Each sequence's pooling: the one of its name, or of the first glob that matches, or else the
+    sum."""
     chosen: dict[str, PoolingFactory] = {}
     for pattern, factory in slot.items():
         check_patterns(

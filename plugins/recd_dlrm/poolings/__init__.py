@@ -1,1 +1,1 @@
-"""Sequences to vectors: one file per way of pooling."""
+"""Poolings, from sequences to vectors: one file per way of pooling."""

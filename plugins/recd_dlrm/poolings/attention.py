@@ -2,11 +2,11 @@
 
 Zhou et al., Deep Interest Network for Click-Through Rate Prediction (arXiv:1706.06978).
 
-On unique histories it multiplies each history with what its samples bring, a matmul a history.
-History u has l_u keys [l_u, D], and s_u samples, next to each other, that bring W vectors each:
-[s_u W, D]. Its pairs of key and sample, key by key, have W numbers each: [l_u, s_u W]. Of these
-three any one is a product of the other two, and so are the gradients; no key is ever copied to
-the samples.
+With unique histories, each history is multiplied with the vectors of its samples, one matmul per
+history. History u has l_u keys [l_u, D], and s_u samples, next to each other, with W vectors each:
+[s_u W, D]. Its pairs of key and sample, key by key, have W numbers each: [l_u, s_u W]. Each of
+these three is a product of the other two, and so are the gradients; no key is ever copied to the
+samples.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class Attention(nn.Module):
     def pool_unique(
         self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
     ) -> Tensor:
-        """[B, D] of unique values [N_u, D] in rows of `lengths` [U]: see `PoolsUnique`.
+        """[B, D] from unique values [N_u, D] in rows of `lengths` [U]: see `PoolsUnique`.
 
-        The scores are each sample's own, so that only the way there is shared: W (.) as one
-        matrix of the sample, Wk - Wd + Wp diag(q), times its history, which is never copied.
-        Where that takes longer than it spares, as for short histories, or on CUDA, only
-        (Wk - Wd) k is shared; and of few values, or for few samples a history, nothing.
+        Each sample has its own scores, so only part of their computation is shared: W (.) as one
+        matrix of the sample, Wk - Wd + Wp diag(q), times its history, which is never copied. If
+        that costs more than it saves, as for short histories, or on CUDA, only (Wk - Wd) k is
+        shared; with few values, or few samples per history, nothing is.
         """
         samples, unique = inverse_lookup.numel(), lengths.numel()
         lengths_of_all = lengths.index_select(0, inverse_lookup)
@@ -121,7 +121,7 @@ class Attention(nn.Module):
     def _attend(
         self, keys: Tensor, of_key: Tensor, lengths: Tensor, query: Tensor, parts: _FirstLayer
     ) -> Tensor:
-        """[B, D] of keys [N, D] and their part of the first layer [N, H]."""
+        """[B, D] from keys [N, D] and their part of the first layer [N, H]."""
         rows = rows_of(lengths, keys.shape[0])
         of_query = F.linear(query, parts.query, self.first.bias)
         hidden = of_query.index_select(0, rows) + of_key
@@ -132,7 +132,8 @@ class Attention(nn.Module):
         return pooled.index_add(0, rows, weighted)
 
     def _weights(self, hidden: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-        """[N]: what the first layer's output [N, H] makes each value of rows [N] count."""
+        """[N]: the weight of each value, from the first layer's output [N, H] and the row of the
+        value, in `rows` [N]."""
         scores: Tensor = self.rest(hidden).squeeze(1)
         if self.weights == "sigmoid":
             return scores.sigmoid()
@@ -141,17 +142,18 @@ class Attention(nn.Module):
 
 OF_HISTORY = 8192.0
 OF_SAMPLE = 1 / 3
-"""What the matmuls of a history cost, and a number of a sample's matrix, in pairs of key and
-sample whose keys are copied: fitted to the grid of `benchmarks.attention`, a fifth too dear. A call
-of torch costs what it costs, so a history's matmuls are more of the narrower copies."""
+"""The cost of a history's matmuls, and of a number in a sample's matrix, measured in pairs of key
+and sample whose keys are copied. They are fitted to the grid of `benchmarks.attention`, and a fifth
+too high. The cost of a call of torch is fixed, so a history's matmuls cost more of the narrower
+copies."""
 LEAST_PAIRS = 1024
 LEAST_FACTOR = 1.5
-"""The number of pairs, and of samples a history, from which on (Wk - Wd) k is copied rather than
-computed."""
+"""The least number of pairs, and of samples per history, with which (Wk - Wd) k is copied instead
+of computed."""
 
 
 class _FirstLayer(NamedTuple):
-    """The first layer, which is linear in q, k and q * k; its [N, 4 D] input is never made.
+    """The first layer, which is linear in q, k and q * k, so that its [N, 4 D] input is never made.
 
     W [q, k, q - k, q * k] = (Wq + Wd) q + (Wk - Wd) k + Wp (q * k).
     """
@@ -213,15 +215,15 @@ class _HistoryPart(NamedTuple):
 
 
 def dot_products(keys: Tensor, vectors: Tensor, histories: Histories) -> Tensor:
-    """[P, W]: of keys [N_u, D] with the vectors [B, W, D] of the samples of their history, as
-    numbers of the keys' type."""
+    """[P, W]: the dot products of keys [N_u, D] with the vectors [B, W, D] of their history's
+    samples, in the keys' type."""
     products: Tensor = _DotProducts.apply(keys, vectors.to(keys.dtype), histories)
     return products
 
 
 def weighted_sums(keys: Tensor, weights: Tensor, histories: Histories) -> Tensor:
-    """[B, W, D]: each sample's sums of its history's keys [N_u, D], by weights [P, W], as numbers
-    of the keys' type."""
+    """[B, W, D]: each sample's sums of its history's keys [N_u, D], with weights [P, W], in the
+    keys' type."""
     sums: Tensor = _WeightedSums.apply(keys, weights.to(keys.dtype), histories)
     return sums
 
@@ -260,7 +262,7 @@ class _WeightedSums(torch.autograd.Function):
 
 
 def _pairs(keys: Tensor, vectors: Tensor, histories: Histories) -> Tensor:
-    """[P, W] of keys [N_u, D] and vectors [B, W, D]."""
+    """[P, W] from keys [N_u, D] and vectors [B, W, D]."""
     width = vectors.shape[1]
     pairs = keys.new_empty(histories.num_pairs * width)
     for part in histories.parts(keys, vectors.flatten(0, 1), pairs, width):
@@ -269,7 +271,7 @@ def _pairs(keys: Tensor, vectors: Tensor, histories: Histories) -> Tensor:
 
 
 def _keys(keys: Tensor, vectors: Tensor, pairs: Tensor, histories: Histories) -> Tensor:
-    """[N_u, D] as keys, of vectors [B, W, D] and pairs [P, W]."""
+    """[N_u, D] shaped like keys, from vectors [B, W, D] and pairs [P, W]."""
     made = torch.empty_like(keys)
     for part in histories.parts(made, vectors.flatten(0, 1), pairs.view(-1), vectors.shape[1]):
         torch.mm(part.pairs, part.vectors, out=part.keys)
@@ -277,7 +279,7 @@ def _keys(keys: Tensor, vectors: Tensor, pairs: Tensor, histories: Histories) ->
 
 
 def _vectors(keys: Tensor, pairs: Tensor, histories: Histories) -> Tensor:
-    """[B, W, D] of keys [N_u, D] and pairs [P, W]."""
+    """[B, W, D] from keys [N_u, D] and pairs [P, W]."""
     width = pairs.shape[1]
     vectors = keys.new_empty(sum(histories.counts) * width, keys.shape[1])
     for part in histories.parts(keys, vectors, pairs.view(-1), width):

@@ -1,8 +1,8 @@
-"""Self-attention over jagged rows, in blocks cut so that padding stays within a budget.
+"""Self-attention over jagged rows, in blocks that are cut so that padding stays within a budget.
 
-Heavy-tailed lengths make one padded block mostly padding and a loop over rows mostly
-overhead. Sorted by length once, neighbours are of nearly one length. Only attention needs
-blocks: whatever treats value by value runs on the values themselves.
+With heavy-tailed lengths, a single padded block would be mostly padding, and a loop over rows
+mostly overhead. After sorting by length, neighbours have nearly the same length. Only attention
+needs blocks: operations on single values run on the values themselves.
 """
 
 from __future__ import annotations
@@ -39,47 +39,49 @@ __all__ = [
 ]
 
 PADDING_BUDGET = 1.15
-"""Cells of a block over the values in it, at most, but for `SPARE_CELLS`."""
+"""The most cells of a block, divided by the values in it, apart from `SPARE_CELLS`."""
 SPARE_CELLS = 64
-"""Cells of padding that cost less than a block more."""
+"""The number of padding cells that cost less than another block."""
 CACHED = 1 << 19
-"""Bytes of a chunk's values, for each thread of a CPU: what a layer makes of them stays in its
-cache. A quarter faster than chunks of any size (a layer of D = 64, forward and backward)."""
+"""The bytes of a chunk's values for each thread of a CPU, so that what a layer makes of them stays
+in its cache. This is a quarter faster than unlimited chunks (a layer of D = 64, forward and
+backward)."""
 
 I64 = npt.NDArray[np.int64]
 
 
 def chunk_values(values: Tensor) -> int | None:
-    """The most of values [N, D] that a chunk should have; None for no limit."""
+    """How many of the values [N, D] a chunk should have at most; None if there is no limit."""
     if values.device.type != "cpu":
         return None
     return torch.get_num_threads() * CACHED // (values.element_size() * values.shape[1])
 
 
 class Shape(NamedTuple):
-    """A block's rows, and the length of the longest."""
+    """The number of a block's rows, and the length of the longest."""
 
     rows: int
     length: int
 
 
 class Chunk(NamedTuple):
-    """Rows end to end, the longest first, and the blocks that they are cut into.
+    """Rows end to end, the longest first, and the blocks into which they are cut.
 
-    In a block, rows are padded at their front to the length of its first, so that their last
-    values are one column.
+    In a block, rows are padded at the front to the length of its first row, so that their last
+    values form one column.
     """
 
     lengths: Tensor
     """[b], falling, each at least 1."""
     rows: Tensor
-    """[n]: which of the rows each value is of."""
+    """[n]: the row of each value."""
     ages: Tensor
     """[n]: how many values of its row come after each."""
     shapes: tuple[Shape, ...]
     """The shapes of the blocks."""
     cells: Tensor
-    """[P]: the value in each cell of the blocks, block after block; its row's first for padding."""
+    """[P]: the value in each cell of the blocks, block after block; padding has the first value of
+    its row."""
     places: Tensor
     """[n]: the cell of each value."""
     mask: Tensor
@@ -90,26 +92,26 @@ class Chunk(NamedTuple):
         return len(self.cells) > len(self.places)
 
     def self_attention(self, packed: Tensor, num_heads: int, only_last: bool) -> Tensor:
-        """[n, D] of queries, keys and values side by side [n, 3 * D]; [b, D] of rows' last
-        queries."""
+        """[n, D] from queries, keys and values side by side [n, 3 * D]; with `only_last`, [b, D]
+        for the last query of each row."""
         return self_attention(packed, num_heads, self, only_last)
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Chunks that rows of some lengths [B] become, and the way back from chunks to rows."""
+    """The chunks of rows with lengths [B], and the way back from chunks to rows."""
 
     chunks: tuple[Chunk, ...]
     order: Tensor
-    """[N]: the values of all chunks, by their place in the rows as they were."""
+    """[N]: the values of all chunks, by their place in the original rows."""
     places: Tensor
-    """[B]: where each row stands in the chunks; behind the last for a row of length 0."""
+    """[B]: where each row is in the chunks; past the last one for a row of length 0."""
 
     @classmethod
     def of(
         cls, lengths: Tensor, budget: float = PADDING_BUDGET, max_values: int | None = None
     ) -> Buckets:
-        """Cut rows of `lengths` [B]; on CUDA this waits for them."""
+        """Cut rows of `lengths` [B]; on CUDA this waits for the lengths."""
         given = lengths.cpu().numpy().astype(np.int64)
         device = lengths.device
         order = np.argsort(-given, kind="stable")
@@ -131,25 +133,25 @@ class Buckets:
         return cls(tuple(chunks), values, rows)
 
     def values(self, values: Tensor) -> tuple[Tensor, ...]:
-        """[n, D] for each chunk, of values [N, D]."""
+        """[n, D] for each chunk, from values [N, D]."""
         ordered: Tensor = Permute.apply(values, self.order)
         parts: tuple[Tensor, ...] = ordered.split([len(chunk.rows) for chunk in self.chunks])
         return parts
 
     def rows(self, outputs: Sequence[Tensor]) -> Tensor:
-        """[B, D] from one [b, D] a chunk, there is at least one; zeros for length 0."""
+        """[B, D] from [b, D] of each chunk, of which there is at least one; zeros for length 0."""
         pooled = F.pad(torch.cat(list(outputs)), (0, 0, 0, 1))
         return pooled.index_select(0, self.places)
 
 
 def _on(device: torch.device, numbers: npt.NDArray[Any]) -> Tensor:
-    """Numbers of the processor on a device: from pinned memory, for which nobody waits."""
+    """Numbers of the processor, copied to a device: from pinned memory, without waiting."""
     made = torch.from_numpy(numbers)
     return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
 
 
 class Permute(torch.autograd.Function):
-    """out[i] = values[order[i]], each value once: so is the gradient gathered, and not summed."""
+    """out[i] = values[order[i]], each value once, so the gradient is gathered and not summed."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, values: Tensor, order: Tensor) -> Tensor:
@@ -165,10 +167,10 @@ class Permute(torch.autograd.Function):
 def cut(
     falling: I64, budget: float = PADDING_BUDGET, max_values: int | None = None
 ) -> tuple[tuple[Shape, ...], ...]:
-    """The blocks of each chunk, as large as the limits let it be, of lengths [B] sorted falling.
+    """The blocks of each chunk, as large as the limits allow, from lengths [B] that fall.
 
-    m rows from row s take m * length_s cells; the share of padding in them grows with m. A row
-    longer than `max_values` is a chunk of its own.
+    m rows from row s take m * length_s cells; their share of padding grows with m. A row longer
+    than `max_values` is a chunk of its own.
     """
     rows, firsts = _cut(falling, budget, max_values or int(falling.sum()))
     heights = falling[rows.cumsum() - rows]
@@ -206,7 +208,7 @@ def _cut(falling: I64, budget: float, max_values: int) -> tuple[I64, I64]:
 def _lay(
     lengths: I64, starts: I64, shapes: I64
 ) -> tuple[I64, I64, I64, I64, I64, npt.NDArray[np.bool_]]:
-    """The layout of a chunk: where its values come from, their rows and ages; its cells, places and
+    """The layout of a chunk: the sources, rows and ages of its values; its cells, places and
     mask."""
     num_values = num_cells = 0
     for length in lengths:
@@ -241,7 +243,8 @@ def _lay(
 
 
 def self_attention(packed: Tensor, num_heads: int, chunk: Chunk, only_last: bool) -> Tensor:
-    """[n, D] of queries, keys and values side by side [n, 3 * D]; [b, D] of rows' last queries."""
+    """[n, D] from queries, keys and values side by side [n, 3 * D]; with `only_last`, [b, D] for
+    the last query of each row."""
     if packed.is_cpu and not only_last:
         seen: Tensor = _SelfAttention.apply(packed, num_heads, chunk)
         return seen
@@ -255,7 +258,7 @@ def self_attention(packed: Tensor, num_heads: int, chunk: Chunk, only_last: bool
 
 
 class _SelfAttention(torch.autograd.Function):
-    """All blocks in one node: as much time again would go to the views of small blocks."""
+    """All blocks in one autograd node: the views of small blocks would double the time."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, num_heads: int, chunk: Chunk) -> Tensor:
@@ -287,14 +290,14 @@ class _SelfAttention(torch.autograd.Function):
         for ((q, k, v), mask), (into, _), of_seen, out, sums in zip(
             blocks, gradients, gradient.split(sizes), kept[::2], kept[1::2], strict=True
         ):
-            # As the output, whose heads lie side by side.
+            # Laid out like the output, whose heads are side by side.
             by_head = of_seen.view(out.transpose(1, 2).shape).transpose(1, 2)
             found = flash_attention_on_cpu_backward(
                 by_head, q, k, v, out, sums, 0.0, False, attn_mask=mask
             )
             for place, some in zip(into, found, strict=True):
                 place.copy_(some)
-        # Padding has no say in what is seen, nor a gradient.
+        # Padding does not affect the output, and has no gradient.
         return made.index_select(0, chunk.places) if chunk.is_padded else made, None, None
 
 

@@ -1,4 +1,4 @@
-"""Sum, mean and max of a sequence, over the jagged values as they are: no padding."""
+"""Sum, mean and max of a sequence, directly over the jagged values, without padding."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class ReduceConfig(Config):
 
 
 def rows_of(lengths: Tensor, num_values: int) -> Tensor:
-    """[N]: the row that each value belongs to, with lengths [B]."""
+    """[N]: the row of each value, for rows of `lengths` [B]."""
     rows = torch.arange(lengths.numel(), device=lengths.device)
     return torch.repeat_interleave(rows, lengths, output_size=num_values)
 
 
 class Reduce(nn.Module):
-    """v = sum, mean or max over the row's values; zeros for a row of length 0."""
+    """v = sum, mean or max of the row's values; zeros for a row of length 0."""
 
     needs_query = False
 

@@ -65,7 +65,7 @@ class Transformer(nn.Module):
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in rows of `lengths` [B] become [B, D]."""
         if not values.shape[0]:
-            # Not a value in the batch; but DDP, for which the graph is static, wants gradients.
+            # The batch has no values; but DDP with a static graph needs gradients.
             (one,) = Buckets.of(lengths.new_ones(1)).chunks
             nothing = 0.0 * self._encode(values.new_zeros(1, values.shape[1]), one)
             return nothing.expand(len(lengths), -1)
@@ -82,7 +82,7 @@ class Transformer(nn.Module):
         return chunked.rows(outputs)
 
     def _encode(self, x: Tensor, chunk: Chunk | RowsOfChunk) -> Tensor:
-        """[b, D]: one vector a row, of values [n, D]."""
+        """[b, D]: one vector per row, from values [n, D]."""
         if self.positions is not None:
             x = x + self.positions(chunk.ages.clamp(max=self.positions.num_embeddings - 1))
         encoder: Any = self.encoder
@@ -99,9 +99,10 @@ class Transformer(nn.Module):
 
 
 def _encode(layer: Any, x: Tensor, chunk: Chunk | RowsOfChunk, only_last: bool = False) -> Tensor:
-    """[n, D]: what the encoder layer itself makes of x [n, D], or [b, D] of the rows' ends.
+    """[n, D]: the output of the encoder layer for x [n, D], or [b, D] for the ends of rows.
 
-    Its own forward needs rows of one length, and copies queries, keys and values thrice.
+    The layer's own forward needs rows of the same length, and copies queries, keys and values three
+    times.
     """
     attention = layer.self_attn
     packed = F.linear(layer.norm1(x), attention.in_proj_weight, attention.in_proj_bias)

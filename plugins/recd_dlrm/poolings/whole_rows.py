@@ -1,10 +1,10 @@
-"""Jagged rows as CUDA's attention takes them: end to end as they stand, without blocks or padding.
+"""Jagged rows as CUDA's attention takes them: end to end as they are, without blocks or padding.
 
-Blocks (`jagged_attention`) cost calls, which a GPU waits for: a step of RM1 on an H200 had 124, a
-third of what the processor had to launch. So all rows go into one call, except where that costs
-memory: the backward of CUDA's attention keeps the gradients of queries for each row as if it were
-as long as the longest of its call. Beyond `CALL_BYTES` of these, and beyond the rows that a call
-can launch, rows are sorted by length into several calls.
+Blocks (`jagged_attention`) need more calls, for which a GPU waits: a step of RM1 on an H200 had
+124, a third of what the processor had to launch. So all rows go into one call, unless that takes
+too much memory: for each row, the backward of CUDA's attention keeps the gradients of queries as if
+the row were as long as the longest row of its call. Beyond `CALL_BYTES` of these, and beyond the
+rows that a call can launch, rows are sorted by length into several calls.
 """
 
 from __future__ import annotations
@@ -26,46 +26,47 @@ from recd_plugins.api.embedding import attention_of_rows
 __all__ = ["Call", "RowsOfChunk", "WholeRows", "blocks_of_call"]
 
 CALL_BYTES = 1 << 30
-"""Bytes that the backward of one call should keep for gradients of queries, at most."""
+"""The most bytes that the backward of one call should keep for gradients of queries."""
 MOST_ROWS = (1 << 16) - 1
-"""Rows of one call, at most: CUDA launches no grid that is larger in this direction."""
+"""The most rows of one call: CUDA launches no grid that is larger in this direction."""
 BLOCK = 64
-"""Queries, and numbers of a head, of which gradients are kept together, in float32."""
+"""How many queries, and how many numbers of a head, have their gradients kept together, in
+float32."""
 
 
 def blocks_of_call(num_heads: int, head_dim: int) -> int:
-    """The blocks of queries, over all rows of a call, that `CALL_BYTES` are enough for."""
+    """The number of blocks of queries, over all rows of a call, for which `CALL_BYTES` suffice."""
     return CALL_BYTES // (num_heads * -(-head_dim // BLOCK) * BLOCK * BLOCK * 4)
 
 
 class Call(NamedTuple):
-    """Rows next to each other that one call attends to."""
+    """Neighbouring rows that one call processes."""
 
     num_values: int
-    """Their values, which follow those of the call before."""
+    """The number of their values, which follow those of the previous call."""
     bounds: Tensor
-    """[r + 1]: where each begins in these, and where the last ends; int32, as CUDA's attention
-    asks."""
+    """[r + 1]: where each row begins in these values, and where the last one ends; int32, as CUDA's
+    attention requires."""
     longest: int
 
 
 class RowsOfChunk(NamedTuple):
-    """Rows end to end, but for those of length 0."""
+    """Rows end to end, except for those of length 0."""
 
     lengths: Tensor
     """[b], each at least 1."""
     rows: Tensor
-    """[n]: which of the rows each value is of."""
+    """[n]: the row of each value."""
     ages: Tensor
     """[n]: how many values of its row come after each."""
     calls: tuple[Call, ...]
 
     def self_attention(self, packed: Tensor, num_heads: int, only_last: bool) -> Tensor:
-        """[n, D] of queries, keys and values side by side [n, 3 * D]; [b, D] of rows' last
-        queries."""
+        """[n, D] from queries, keys and values side by side [n, 3 * D]; with `only_last`, [b, D]
+        for the last query of each row."""
         by_head = packed.view(len(packed), 3, num_heads, -1)
         parts: tuple[Tensor, ...] = (by_head,)
-        if len(self.calls) > 1:  # all at once: each slice's gradient would be one of all values
+        if len(self.calls) > 1:  # split at once: a slice's gradient would be as large as all values
             parts = by_head.split([call.num_values for call in self.calls])
         seen = []
         for (_, bounds, longest), of_call in zip(self.calls, parts, strict=True):
@@ -80,19 +81,20 @@ class RowsOfChunk(NamedTuple):
 
 
 class WholeRows(NamedTuple):
-    """One chunk of rows of some lengths [B], at least one of them not 0, and the way back."""
+    """One chunk of rows with lengths [B], at least one of them not 0, and the way back to rows."""
 
     chunks: tuple[RowsOfChunk, ...]
     order: Tensor | None
-    """[N]: the chunk's values, by their place in the rows as they were; None where all stayed."""
+    """[N]: the chunk's values, by their place in the original rows; None if all stayed in place."""
     places: Tensor | None
-    """[B]: where each row stands in the chunk, behind the last for a row of length 0; None where
-    all stayed."""
+    """[B]: where each row is in the chunk; past the last one for a row of length 0. None if all
+    stayed in place."""
 
     @classmethod
     def of(cls, lengths: Tensor, num_values: int, most_blocks: int) -> WholeRows:
-        """The rows of `lengths` [B], which have so many values, in calls of at most so many blocks
-        of queries. This waits for two numbers, and for all lengths where one call cannot do."""
+        """The rows of `lengths` [B], with `num_values` values, in calls of at most `most_blocks`
+        blocks of queries. This waits for two numbers, or for all lengths if one call is not
+        enough."""
         given, filled = lengths, lengths > 0
         longest, count = torch.stack([lengths.max().long(), filled.sum()]).tolist()
         in_one = count <= min(MOST_ROWS, most_blocks // -(-longest // BLOCK))
@@ -119,14 +121,14 @@ class WholeRows(NamedTuple):
         return cls((RowsOfChunk(lengths, rows, ages, tuple(calls)),), order, places)
 
     def values(self, values: Tensor) -> tuple[Tensor, ...]:
-        """[n, D] for each chunk, of values [N, D]."""
+        """[n, D] for each chunk, from values [N, D]."""
         if self.order is None:
             return (values,)
         ordered: Tensor = Permute.apply(values, self.order)
         return (ordered,)
 
     def rows(self, outputs: Sequence[Tensor]) -> Tensor:
-        """[B, D] from one [b, D] a chunk; zeros for length 0."""
+        """[B, D] from [b, D] of the chunk; zeros for length 0."""
         (pooled,) = outputs
         if self.places is None:
             return pooled
@@ -134,8 +136,8 @@ class WholeRows(NamedTuple):
 
 
 def _kinds(lengths: Tensor) -> Tensor:
-    """[B]: 0 for a row of length 0, 1 for one block of queries, then 1 more each time they double:
-    the rows of one kind are at most twice as long as each other, or have one block."""
+    """[B]: 0 for a row of length 0, 1 for one block of queries, then 1 more each time the blocks
+    double. The rows of one kind are at most twice as long as each other, or have one block."""
     blocks = 2 ** torch.arange(30, device=lengths.device)
     return torch.bucketize(lengths.long(), F.pad(BLOCK * blocks, (1, 0)))
 
@@ -143,8 +145,8 @@ def _kinds(lengths: Tensor) -> Tensor:
 def _cut(
     lengths: npt.NDArray[np.int64], most_blocks: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """The rows and the values where each call begins and ends, and its longest row, of lengths [b]
-    sorted by kind."""
+    """The rows and the values at which each call begins and ends, and the length of its longest
+    row, from lengths [b] sorted by kind."""
     kinds = _kinds(torch.from_numpy(lengths)).numpy()
     bounds = np.concatenate([[0], lengths.cumsum()])
     changes = np.flatnonzero(np.diff(kinds)) + 1

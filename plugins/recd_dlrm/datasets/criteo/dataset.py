@@ -1,6 +1,6 @@
 """Criteo's click logs, Kaggle and Terabyte (DLRM, 4.3): raw rows to indices and log(1 + x).
 
-A category becomes an index by how often it occurs, or by a hash; index 0 is for what is missing.
+A category becomes an index by its frequency, or by a hash; index 0 is for missing categories.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class Vocabulary(Protocol):
-    """One feature's way from values in [0, 2^32), or `MISSING`, to [0, num_ids)."""
+    """Maps the values of one feature, in [0, 2^32) or `MISSING`, to [0, num_ids)."""
 
     @property
     def num_ids(self) -> int: ...
@@ -57,13 +57,13 @@ class Vocabulary(Protocol):
 
 
 class FrequencyVocabulary:
-    """Index 1 is the most frequent value, 2 the next, ties by value; all others are 0, as are
-    values that occur fewer than `threshold` times."""
+    """Index 1 is the most frequent value, 2 the next, and ties are ordered by value. Values that
+    occur fewer than `threshold` times, and all others, are 0."""
 
     def __init__(self, counts: KeyCounts, threshold: int) -> None:
         kept = counts.most_frequent(least_count=threshold)
         by_value = np.argsort(kept)  # keys ascend, and so do their places
-        # A last value that no category has, so that every search ends inside.
+        # The last value is larger than any category, so that every search ends inside.
         self._values = np.append(counts.keys[kept[by_value]], np.iinfo(np.int64).max)
         self._ids = np.append(1 + by_value, 0)
 
@@ -106,7 +106,7 @@ class HashVocabulary:
 class CriteoConfig(Config):
     """The `criteo` dataset. Rows are in the order of time, so the test rows are the last.
 
-    Kaggle is one file of 7 days, of which the seventh is held out; Terabyte is a file a day:
+    Kaggle is one file of 7 days, of which the seventh is held out; Terabyte is one file per day:
 
         dataset: {use: criteo, train: [train.txt]}
         dataset: {use: criteo, train: [day_0.gz, day_1.gz], test: [day_2.gz], held_out: test}
@@ -154,11 +154,12 @@ class FileSpan(NamedTuple):
 
 
 class Criteo(Dataset):
-    """13 dense features, log(1 + max(x, 0)), missing as 0; 26 sparse ones of one id each.
+    """13 dense features, log(1 + max(x, 0)), with missing ones as 0; 26 sparse features with one id
+    each.
 
-    Kaggle's second integer goes down to -3, others to -1: what is below 0 counts as 0, as
-    in the authors' code. Test rows are encoded with the train rows' vocabulary, in which
-    what it lacks is index 0.
+    Kaggle's second integer goes down to -3, others to -1: values below 0 count as 0, as in the
+    authors' code. Test rows are encoded with the train rows' vocabulary; categories that it lacks
+    are index 0.
     """
 
     def __init__(self, config: CriteoConfig) -> None:
@@ -246,7 +247,7 @@ class Criteo(Dataset):
 
 
 def _part(spans: list[FileSpan], start: int, stop: int) -> list[FileSpan]:
-    """Rows `start` to `stop` of the spans one after the other."""
+    """Rows `start` to `stop` of the concatenated spans."""
     part, before = [], 0
     for path, first, last in spans:
         low, high = max(start - before, 0), min(stop - before, last - first)

@@ -1,7 +1,7 @@
-"""Criteo's raw rows: a label, 13 integers, 26 categories of 8 hex digits, parted by tabs.
+"""Criteo's raw rows: a label, 13 integers, 26 categories of 8 hex digits, separated by tabs.
 
-Any field but the label may be empty. Files are read in blocks of whole lines, so memory
-does not grow with them; a compressed file (.gz, .bz2, .zst, ...) is read as it is.
+Any field except the label may be empty. Files are read in blocks of whole lines, so memory does not
+grow with their size; a compressed file (.gz, .bz2, .zst, ...) is read as it is.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ INTEGERS = 13
 CATEGORIES = 26
 COLUMNS = 1 + INTEGERS + CATEGORIES
 MISSING = -1
-"""An empty category; all others lie in [0, 2^32)."""
+"""An empty category; all others are in [0, 2^32)."""
 
 BLOCK_BYTES = 4 << 20
 """About 17,000 rows."""
 SHOWN = 3
-"""Malformed rows that one message names."""
+"""The most malformed rows that one message names."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class CriteoRows:
     labels: NDArray[np.float32]
     """[B], 0 or 1."""
     integers: tuple[I64, ...]
-    """13 of [B], an empty one as 0."""
+    """13 arrays [B]; an empty field is 0."""
     categories: tuple[I64, ...]
-    """26 of [B], an empty one as `MISSING`."""
+    """26 arrays [B]; an empty field is `MISSING`."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,7 +58,7 @@ class CriteoRows:
 
 
 def count_rows(path: Path) -> Iterator[int]:
-    """The number of rows so far, block by block; the last is the file's."""
+    """The number of rows so far, block by block; the last number is that of the whole file."""
     rows = 0
     for block in _blocks(path):
         rows += _lines_of(block)
@@ -68,7 +68,8 @@ def count_rows(path: Path) -> Iterator[int]:
 
 
 def read_rows(path: Path, start: int, stop: int) -> Iterator[CriteoRows]:
-    """Rows `start` to `stop` of a file; `DataError` names malformed ones by file and line."""
+    """Rows `start` to `stop` of a file. Raises `DataError`, with file and line, for malformed
+    rows."""
     first = 0
     for block in _blocks(path):
         end = first + _lines_of(block)

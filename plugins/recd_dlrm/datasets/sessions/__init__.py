@@ -1,1 +1,1 @@
-"""Generated sessions: the dataset, and the laws that its rows are drawn from."""
+"""Generated sessions: the dataset, and the laws from which its rows are drawn."""

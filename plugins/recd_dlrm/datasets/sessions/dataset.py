@@ -1,8 +1,7 @@
 """Generated sessions: the raw table of a recommender's log, in the order of time.
 
-Samples of one session share feature values and lie scattered among those of the others, as
-a log interleaves them. Test sessions start after the last train session has started; no
-session is in both.
+Samples of one session share feature values and are scattered among those of other sessions, as in a
+log. Test sessions start after the last train session has started; no session is in both splits.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from recd_plugins.api.data import Dataset, Schema, Split
 __all__ = ["Scored", "Sessions", "SessionsConfig", "build_sessions", "default_features"]
 
 FIRST_SESSION: dict[Split, int] = {"train": 0, "test": 1 << 40}
-"""Running numbers, far enough apart that the splits share no session."""
+"""The number of the first session of each split, so far apart that the splits share none."""
 PILOT_SESSION = 1 << 41
 PILOT_SAMPLES = 1 << 15
 EPOCH_MS = 1_700_000_000_000
 
 
 def default_features() -> tuple[FeatureConfig, ...]:
-    """A small feed: who looks, what they did lately, what is shown."""
+    """A small feed: who looks, what they did recently, and what is shown."""
     return (
         FeatureConfig(name="user_id", kind="user", num_ids=20_000, stay=1.0),
         FeatureConfig(name="user_region", kind="user", num_ids=200, stay=0.99),
@@ -151,7 +150,7 @@ class SessionsConfig(Config):
 
 
 class Scored(NamedTuple):
-    """Rows and what is hidden behind their labels."""
+    """Rows, and the hidden terms behind their labels."""
 
     rows: pa.Table
     terms: Mapping[str, F64]
@@ -159,13 +158,13 @@ class Scored(NamedTuple):
 
     @property
     def logits(self) -> F64:
-        """[N] the true logits: what the best possible model would say."""
+        """[N] the true logits, which the best possible model would predict."""
         total: F64 = np.sum(list(self.terms.values()), axis=0)
         return total
 
 
 class Sessions(Dataset):
-    """`chunk_rows` is how many rows are made at a time, about; the rows do not depend on it."""
+    """`chunk_rows` is about how many rows are made at a time; the rows do not depend on it."""
 
     def __init__(self, config: SessionsConfig, *, chunk_rows: int = 32_768) -> None:
         self.config = config
@@ -180,13 +179,13 @@ class Sessions(Dataset):
         return samples if split == "train" else max(1, round(samples * self.config.test_fraction))
 
     def fingerprint(self) -> str:
-        return "sessions 1"  # to be raised when one config comes to mean other rows
+        return "sessions 1"  # raise this when the same config gives different rows
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         return (part.rows for part in self.scored(split))
 
     def scored(self, split: Split) -> Iterator[Scored]:
-        """The same chunks with the true logits, to judge a model by."""
+        """The same chunks with the true logits, for judging a model."""
         start = EPOCH_MS
         if split == "test":
             start += int(self.num_rows("train") / self._stream.samples_per_ms)
@@ -269,7 +268,7 @@ class Sessions(Dataset):
         return values[: self.config.dense]
 
     def calibrated(self) -> LabelModel:
-        """The label's model, calibrated to a pilot of samples that are drawn as all others."""
+        """The label's model, calibrated to pilot samples that are drawn like all others."""
         config = self.config
         label = LabelModel(config.label, config.features, config.dense, config.seed)
         pilot = self._pilot()
@@ -296,8 +295,8 @@ class Sessions(Dataset):
 def _calibrated(
     label: LabelConfig, features: tuple[FeatureConfig, ...], dense: int, seed: int
 ) -> LabelModel:
-    """Once for all datasets that differ in nothing else: the pilot takes longer to draw than a
-    thousand rows."""
+    """The calibrated model, made once for all datasets that agree in these arguments: the pilot
+    takes longer to draw than a thousand rows."""
     config = SessionsConfig(label=label, features=features, dense=dense, seed=seed)
     return Sessions(config).calibrated()
 

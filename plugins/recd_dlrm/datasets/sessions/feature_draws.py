@@ -1,8 +1,8 @@
-"""The draws of a session's feature: how long it is, how often it changes, which ids it holds.
+"""The draws of a session's feature: how long it is, how often it changes, which ids it has.
 
-A feature's value is a pure function of (session, version): the version counts the changes
-so far. A redraw takes new ids; a shift moves a window by one along the session's own
-endless list of ids, so it drops the oldest and appends a new one.
+A feature's value is a pure function of (session, version): the version counts the changes so far. A
+redraw takes new ids. A shift moves a window by one along the session's own endless list of ids, so
+it drops the oldest id and appends a new one.
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ class FeatureDraws:
     def repeats(self) -> float:
         """c: the chance that a change leaves the value as it was.
 
-        With P(l) the law of lengths and A(m) the chance that m draws agree, a redraw
-        repeats with sum of P(l)^2 A(2)^l, a shift (all ids alike) with sum of P(l) A(l + 1).
+        With P(l) the law of lengths and A(m) the chance that m draws agree, a redraw repeats the
+        value with chance sum of P(l)^2 A(2)^l, and a shift (all ids equal) with chance sum of
+        P(l) A(l + 1).
         """
         chances = self._lengths.probabilities
         lengths = np.arange(chances.size) + self._lengths.least
@@ -137,9 +138,9 @@ class FeatureDraws:
 def change_rates(features: Mapping[str, FeatureDraws]) -> dict[str, float]:
     """The probability of a change event between adjacent samples, per group.
 
-    A group is unchanged where all its features are: 1 - d = e (1 - product of c), and so
-    e = (1 - d) / (1 - product of c), at most 1. A feature alone then measures its own d; in
-    a group of several it may repeat while others change, and measures 1 - e (1 - c).
+    A group is unchanged if all its features are: 1 - d = e (1 - product of c), and so
+    e = (1 - d) / (1 - product of c), at most 1. A feature in a group of its own then measures its
+    own d; in a group of several it may repeat while others change, and measures 1 - e (1 - c).
     """
     stay: dict[str, float] = {}
     repeats: dict[str, float] = {}

@@ -1,16 +1,16 @@
 """The label of the generated sessions: a logistic model with one hidden weight per id.
 
-Every id of a table has a hidden weight in [-1, 1) drawn from a hash, so no table of them
-exists. w(f) is the mean weight of a feature's ids, less its mean over all samples; the logit
-is a bias plus four terms, each scaled to the standard deviation that the config names:
+Every id of a table has a hidden weight in [-1, 1), drawn from a hash, so no table of weights
+exists. w(f) is the mean weight of a feature's ids, minus its mean over all samples. The logit is a
+bias plus four terms, each scaled to the standard deviation given in the config:
 
     dense      sum of beta_j x_j
-    ids        sum of w(f) over the features that are no sequences
+    ids        sum of w(f) over the features that are not sequences
     affinity   [sum of w(user features)] [sum of w(item features)]
     history    w(history) w(item), summed over histories and the items of their table
 
-A history's ids and the item are drawn independently and their weights are centred: what the
-history term says lies in no feature alone, only in the pair.
+A history's ids and the item are drawn independently and their weights are centred: no single
+feature shows anything of the history term, only the pair does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LabelConfig(Config):
 
 
 class LabelModel:
-    """The hidden model of one seed; to be calibrated before use."""
+    """The hidden model of one seed, which must be calibrated before use."""
 
     def __init__(
         self, config: LabelConfig, features: Sequence[FeatureConfig], num_dense: int, seed: int
@@ -70,20 +70,20 @@ class LabelModel:
         self._bias = 0.0
 
     def weights(self, feature: str, ids: I64, offsets: I64) -> F64:
-        """The mean weight of each of N lists, 0 of an empty one; ids [L], offsets [N + 1]."""
+        """The mean weight of each of N lists, 0 for an empty one; ids [L], offsets [N + 1]."""
         draws = bits(streams(self._salts[feature], ids), np.zeros_like(ids))
         sums = np.concatenate(([0], (draws >> np.uint64(43)).view(np.int64).cumsum()))
         lengths = np.diff(offsets)
-        # Sums of integers: exact, so a list weighs the same whatever lies around it.
+        # Sums of integers are exact, so a list has the same weight whatever its neighbours.
         totals: F64 = (sums[offsets[1:]] - sums[offsets[:-1]]) / 2.0**20 - lengths
         return totals / np.maximum(lengths, 1)
 
     def calibrate(self, weights: Mapping[str, F64], dense: F64) -> None:
-        """Fits means, scales and bias to a pilot of independent samples; dense [n_dense, N]."""
+        """Fit means, scales and bias to a pilot of independent samples; dense [n_dense, N]."""
         self._means = {name: float(values.mean()) for name, values in weights.items()}
         for name, values in self._raw(weights, dense).items():
             deviation = float(values.std())
-            says_something = deviation > 1e-9  # rounding alone deviates a little
+            says_something = deviation > 1e-9  # rounding alone causes a little deviation
             self._scales[name] = getattr(self._config, name) / deviation if says_something else 0.0
         logits = np.sum(list(self.terms(weights, dense).values()), axis=0)
         self._bias = solve(

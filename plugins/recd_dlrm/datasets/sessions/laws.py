@@ -1,9 +1,9 @@
-"""The laws that list lengths and session sizes follow, and which ids are hot.
+"""The laws of list lengths, session sizes and hot ids.
 
-Counts have means that hold exactly, ids exact probabilities over [0, num_ids). A sample is the
-law's inverse distribution function at a uniform: no rejection, no tail beyond num_ids, and no
+Counts have exact means, and ids have exact probabilities over [0, num_ids). A sample is the law's
+inverse distribution function at a uniform number: no rejection, no tail beyond num_ids, and no
 table of num_ids entries. Rank 0 is the hottest id; `Scatter` spreads the ranks over the ids, as
-hashed ids are in a log.
+hashing does in a log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CountLaw", "Distribution", "IdLaw", "Scatter", "id_law", "solve"]
 
 
 def solve(rising: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """The least x in [low, high] with rising(x) >= value, to a float's digits, by bisection."""
+    """The least x in [low, high] with rising(x) >= value, to a float's precision, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         if rising(middle) < value:
@@ -59,9 +59,9 @@ class CountLaw:
 
     @classmethod
     def geometric(cls, mean: float, least: int, most: int) -> CountLaw:
-        """P(k) ~ q^k over [least, most]: of all laws with this mean and range the flattest.
+        """P(k) ~ q^k over [least, most]: the flattest of all laws with this mean and range.
 
-        q is solved so that the mean, cut included, is `mean`.
+        q is solved so that the mean, with the cut, is `mean`.
         """
         steps = np.arange(most - least + 1)
 
@@ -76,14 +76,14 @@ class CountLaw:
         """min(ceil(exp(mu + sigma z)), most), z normal: a body of short sessions, a heavy tail.
 
         P(count <= k) = Phi((log k - mu) / sigma) for 1 <= k < most; mu is solved so that the
-        mean, rounding and cut included, is `mean`.
+        mean, with rounding and cut, is `mean`.
         """
         return _lognormal(mean, sigma, most)
 
 
 @cache
 def _lognormal(mean: float, sigma: float, most: int) -> CountLaw:
-    """Solved once: a process asks for one law again and again, and each takes 0.1 s."""
+    """The law, solved once: a process asks for the same law many times, and solving takes 0.1 s."""
     logs = [math.log(k) for k in range(1, most)]
 
     def law(mu: float) -> CountLaw:
@@ -92,13 +92,13 @@ def _lognormal(mean: float, sigma: float, most: int) -> CountLaw:
         return CountLaw(1, _closed(np.array([*below, 1.0])))
 
     low, high = math.log(mean) - sigma**2 - 10 * sigma, math.log(most) + sigma
-    if law(high).mean < mean:  # next to all sessions are of the most samples
+    if law(high).mean < mean:  # almost all sessions have the largest size
         high = math.log(most) + 10 * sigma
     return law(solve(lambda mu: law(mu).mean, mean, low, high))
 
 
 def _closed(cdf: F64) -> F64:
-    cdf[-1] = 1.0  # what rounding left open would be drawn as a count beyond the range
+    cdf[-1] = 1.0  # a gap left by rounding would be drawn as a count beyond the range
     return cdf
 
 
@@ -106,7 +106,7 @@ Distribution = Literal["zipf", "half_normal", "exponential", "uniform"]
 
 
 class IdLaw(ABC):
-    """A law over ids; subclasses state it over ranks."""
+    """A law over ids; subclasses define it over ranks."""
 
     def __init__(self, num_ids: int, scatter: Scatter | None) -> None:
         self.num_ids = num_ids
@@ -124,16 +124,16 @@ class IdLaw(ABC):
         return self._mass(ranks if self._scatter is None else self._scatter.rank_of(ranks))
 
     def agreement(self, most: int) -> F64:
-        """The chance that m draws all yield one id, the sum of p(id)^m, for m = 0..most.
+        """The chance that m draws all yield the same id, the sum of p(id)^m, for m = 0..most.
 
-        Ranks from 2^16 on are left out; of two draws or more they add less than 2^-16.
+        Ranks from 2^16 on are left out; for two draws or more they add less than 2^-16.
         """
         chances = np.ones(most + 1)
         masses = self._mass(np.arange(min(self.num_ids, 1 << 16)))
         powers = masses
         for m in range(2, most + 1):
             powers = powers * masses[: powers.size]
-            powers = powers[powers > 1e-30]  # they fall with the rank, so a head is left
+            powers = powers[powers > 1e-30]  # they fall with the rank, so the hottest are left
             chances[m] = powers.sum()
         return chances
 
@@ -194,8 +194,8 @@ class _HalfNormal(IdLaw):
 class _Zipf(IdLaw):
     """p(k) ~ (k + 1)^-s.
 
-    Sums over the first ranks are a table. Beyond it the midpoint rule is right to 1e-11:
-    the sum of k^-s over a..b is the integral of x^-s from a - 1/2 to b + 1/2.
+    Sums over the first ranks are in a table. Beyond it the midpoint rule is exact to 1e-11: the sum
+    of k^-s over a..b is the integral of x^-s from a - 1/2 to b + 1/2.
     """
 
     HEAD = 1 << 16
@@ -238,8 +238,8 @@ class _Zipf(IdLaw):
 class Scatter:
     """A seeded bijection of [0, n): rank to id and back, in constant memory.
 
-    Rounds of an odd multiple, a shift and a xor-shift permute the next power of two;
-    what falls outside [0, n) is permuted again until it lies inside.
+    Rounds of an odd multiple, a shift and a xor-shift permute the next power of two; values outside
+    [0, n) are permuted again until they are inside.
     """
 
     ROUNDS = 3

@@ -1,10 +1,10 @@
-"""Sessions that come, emit samples and go: the rows of a table in the order of their time.
+"""Sessions that start, emit samples and end: the rows of a table in the order of time.
 
-Sessions start at an even rate of samples, each emits its n samples over its own duration D:
-sample k at start + D (k + u_k) / n, u_k uniform. Time is cut into slices; what is carried
-from one to the next is a few numbers per open session, so memory is bounded by
-`concurrent_sessions` and never by the table. Every draw is keyed by session and step:
-slices of any width yield the same rows.
+Sessions start at an even rate of samples. Each emits its n samples over its own duration D: sample
+k at start + D (k + u_k) / n, u_k uniform. Time is cut into slices. Only a few numbers per open
+session are carried from one slice to the next, so memory is bounded by `concurrent_sessions` and
+not by the table. Every draw is keyed by session and step, so slices of any width yield the same
+rows.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from recd_dlrm.datasets.sessions.laws import CountLaw
 __all__ = ["SessionStream", "Slice"]
 
 ARRIVALS = 4096
-"""Sessions admitted at once."""
+"""The number of sessions that are admitted at once."""
 
 
 class Slice(NamedTuple):
     """The N samples of a stretch of time, sorted by session and step."""
 
     sessions: U64
-    """[N] which session, a running number."""
+    """[N] the running number of the session."""
     steps: I64
-    """[N] which of its session's samples."""
+    """[N] the number of the sample in its session."""
     timestamps: I64
     """[N] in ms."""
     versions: Mapping[str, I64]
-    """[N] per group a number that grows by one with each change in its session."""
+    """[N] for each group, a number that grows by one with each change in the session."""
 
 
 @dataclass(kw_only=True)
 class _Open:
-    """The open sessions [C] and how far each is."""
+    """The open sessions [C] and the progress of each."""
 
     sessions: U64
     sizes: I64
@@ -51,7 +51,7 @@ class _Open:
     steps: I64
     """The next step."""
     versions: I64
-    """[C, n_groups] at the step before."""
+    """[C, n_groups] at the previous step."""
 
     def select(self, which: I64) -> _Open:
         return _Open(**{name: array[which] for name, array in vars(self).items()})
@@ -63,17 +63,17 @@ class _Open:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionStream:
-    """The coming and going of sessions, under one seed."""
+    """The stream of sessions that start and end, for one seed."""
 
     seed: int
     sizes: CountLaw
     """Samples per session."""
     concurrent_sessions: int
-    """Mean number of open sessions, once the first have begun to end."""
+    """The mean number of open sessions, once the first ones begin to end."""
     duration_ms: float
-    """Mean duration of a session; each lasts between half and one and a half of it."""
+    """The mean duration of a session; each lasts between 0.5 and 1.5 times as long."""
     change_rates: Mapping[str, float]
-    """Group to the probability that it changes between adjacent samples."""
+    """The probability of each group to change between adjacent samples."""
 
     @property
     def samples_per_ms(self) -> float:
@@ -82,7 +82,7 @@ class SessionStream:
     def slices(self, *, first: int, samples: int, start_ms: int, rows: int) -> Iterator[Slice]:
         """`samples` samples of the sessions first, first + 1, ..., about `rows` at a time.
 
-        The last session is cut short, so that the number is exact.
+        The last session is cut short, so that the number of samples is exact.
         """
         if not samples:
             return
@@ -117,7 +117,7 @@ class SessionStream:
         )
 
     def _arrivals(self, first: int, samples: int, start_ms: int) -> Iterator[_Open]:
-        """Sessions in the order of their starts, until they hold `samples` samples."""
+        """Sessions in the order of their starts, until they have `samples` samples."""
         size_salt = salt(self.seed, "size")
         done = 0
         for begin in count(first, ARRIVALS):
@@ -134,8 +134,8 @@ class SessionStream:
                 return
 
     def _advance(self, active: _Open, until: int) -> Slice:
-        """The samples before `until`; moves the open sessions on to it."""
-        # Step k lies in [k, k + 1) D / n after the start: at most one candidate too many.
+        """The samples before the time `until`; moves the open sessions on to that time."""
+        # Step k is in [k, k + 1) D / n after the start: at most one candidate too many.
         reach = np.floor((until - active.starts) * (active.sizes / active.durations)) + 1
         ends = np.clip(reach.astype(np.int64), active.steps, active.sizes)
         lengths = ends - active.steps
@@ -158,7 +158,7 @@ class SessionStream:
 
 
 def _running_sums(flags: NDArray[np.bool_], rows: I64) -> I64:
-    """The number of flags so far within each run of equal `rows`, this one included."""
+    """The number of flags so far within each run of equal `rows`, including the present one."""
     sums: I64 = flags.cumsum()
     starts = run_starts(rows)
     return sums - sums[starts] + flags[starts]

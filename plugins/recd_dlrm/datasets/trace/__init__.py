@@ -1,1 +1,1 @@
-"""Synthetic traces: the dataset, stack distances, the LRU stack that takes them."""
+"""Synthetic traces: the dataset, stack distances, and the LRU stack that measures them."""

@@ -1,4 +1,4 @@
-"""Synthetic traces (DLRM, 4.2): rows whose ids repeat as those of a profiled trace do."""
+"""Synthetic traces (DLRM, 4.2): rows whose ids repeat like those of a profiled trace."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TraceConfig(RowsConfig):
         return idle
 
     def schema(self, num_ids: Sequence[int]) -> Schema:
-        """The columns, with so many ids of each feature."""
+        """The columns, with this number of ids for each feature."""
         return Schema(
             session_id=None,
             timestamp=None,
@@ -116,7 +116,7 @@ class TraceConfig(RowsConfig):
 
 
 class SyntheticRows(Dataset):
-    """Ids from synthetic traces; the rest of a row as in `random`."""
+    """Ids from synthetic traces; the rest of a row is as in `random`."""
 
     def __init__(self, config: TraceConfig) -> None:
         for feature in config.features:
@@ -126,7 +126,7 @@ class SyntheticRows(Dataset):
 
     @cached_property
     def profiles(self) -> dict[str, StackProfile]:
-        """Each feature's profile; reads the sources."""
+        """Each feature's profile, made by reading the sources."""
         config = self.config
         return {
             feature.name: _profile(feature, config.profiled_accesses, (config.seed, 0, index, 2))
@@ -159,7 +159,7 @@ class SyntheticRows(Dataset):
         profile, floor = self.profiles[feature.name], feature.floor
         if floor is None:
             floor = adjusted_floor(profile, self.num_rows(split) * feature.lookups)
-        # The last number keeps this stream apart from those of the chunks.
+        # The last number makes this stream differ from those of the chunks.
         seed = (self.config.seed, SPLITS.index(split), index, 1)
         return SyntheticTrace(profile, seed, floor if self.config.adjusted else None)
 
@@ -187,7 +187,7 @@ def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> StackP
 
 
 def _read_trace(path: Path, limit: int) -> I64:
-    """The first `limit` ids of a text file, parted by spaces, commas or line ends."""
+    """The first `limit` ids of a text file, separated by spaces, commas or line ends."""
     return np.fromiter(islice(_ids(path), limit), dtype=np.int64)
 
 

@@ -1,8 +1,9 @@
-"""An LRU stack whose every operation takes O(log n): numba kernels on plain arrays.
+"""An LRU stack with operations of O(log n): numba kernels on plain arrays.
 
-Ids lie in slots, least recently used first; an access moves its id to the first free slot.
-A Fenwick tree over the slots counts the occupied ones, so slots turn into positions and
-back. When no slot is free the ids close ranks, once in as many accesses as there are ids.
+Ids are in slots, the least recently used first; an access moves its id to the first free slot. A
+Fenwick tree over the slots counts the occupied ones, so slots can be turned into positions and
+back. When no slot is free, the ids close ranks, which happens once in as many accesses as there are
+ids.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def full_stack(num_ids: int) -> LruStack:
 def stack_distances(ids: I64, num_ids: int) -> I64:
     """Algorithm 1's d for each access of `ids` [N], all in [0, num_ids).
 
-    The id's position from the top, 1 for the topmost; 0 for an id that is new.
+    It is the id's position from the top, 1 for the topmost; 0 for a new id.
     """
     tree = np.zeros(2 * num_ids + 1, np.int64)
     id_in = np.zeros(2 * num_ids, np.int64)
@@ -63,11 +64,11 @@ def draw_accesses(
     until_seen: F64,
     once_seen: F64,
 ) -> tuple[I64, int, int]:
-    """Algorithm 2 from where it stands: ids [N] for `uniform` [N], then `free` and `seen`.
+    """Algorithm 2, continued: ids [N] for `uniform` [N], then the new `free` and `seen`.
 
-    p is over the ascending `distances` [K], of which the first is 0, and comes as two
-    running sums [K]: until all ids have been seen, and from then on. Its support is the
-    distances up to `seen`.
+    p is over the ascending `distances` [K], of which the first is 0. It is given as two running
+    sums [K]: one until all ids have been seen, and one from then on. Its support is the distances
+    up to `seen`.
     """
     tree, id_in, slot_of = stack
     accesses = np.empty(len(uniform), np.int64)
@@ -100,7 +101,7 @@ def put_on_top(tree: I64, id_in: I64, slot_of: I64, accessed: int, free: int) ->
 
 @kernel
 def close_ranks(tree: I64, id_in: I64, slot_of: I64) -> int:
-    """Move the ids down into the first slots, in order; the first free slot."""
+    """Move the ids down into the first slots, in order, and return the first free slot."""
     free = 0
     for slot, accessed in enumerate(id_in):
         if slot_of[accessed] == slot:
@@ -113,7 +114,7 @@ def close_ranks(tree: I64, id_in: I64, slot_of: I64) -> int:
 
 @kernel
 def occupy(tree: I64, occupied: int) -> None:
-    """Make the tree count the first `occupied` slots and no other."""
+    """Make the tree count the first `occupied` slots and no others."""
     for node in range(1, len(tree)):
         first = node - (node & -node)
         tree[node] = max(0, min(node, occupied) - first)
@@ -129,8 +130,7 @@ def add(tree: I64, slot: int, change: int) -> None:
 
 @kernel
 def occupied_below(tree: I64, slot: int) -> int:
-    """The number of slots before `slot` that are occupied: the position of its id from the
-    bottom."""
+    """The number of occupied slots before `slot`: the position of its id from the bottom."""
     count, node = 0, slot
     while node > 0:
         count += tree[node]
@@ -140,7 +140,8 @@ def occupied_below(tree: I64, slot: int) -> int:
 
 @kernel
 def slot_at(tree: I64, position: int) -> int:
-    """The slot of the id at `position` from the bottom, from 0: `occupied_below` undone."""
+    """The slot of the id at `position` from the bottom, counted from 0: the inverse of
+    `occupied_below`."""
     step = 1
     while 2 * step < len(tree):
         step *= 2

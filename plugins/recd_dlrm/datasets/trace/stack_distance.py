@@ -1,8 +1,8 @@
-"""Traces by their LRU stack distances (DLRM, 4.2): profile one, generate others like it.
+"""Traces by their LRU stack distances (DLRM, 4.2): profile one, and generate others like it.
 
-The stack distance of an access is its id's position from the top of an LRU stack, 1 for
-an id that was accessed just before; 0 says that the id is new. A cache of C rows under
-LRU hits exactly the accesses of distance 1 to C.
+The stack distance of an access is its id's position from the top of an LRU stack: 1 for an id that
+was accessed just before, and 0 for a new id. An LRU cache of C rows hits exactly the accesses of
+distance 1 to C.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["StackProfile", "SyntheticTrace", "adjusted_floor", "profile"]
 
 @dataclass(frozen=True, eq=False)
 class StackProfile:
-    """The part of a trace that Algorithm 1 keeps: enough to generate another, not to restore its
+    """What Algorithm 1 keeps of a trace: enough to generate another one, but not to restore its
     order."""
 
     unique: I64
@@ -52,11 +52,12 @@ class StackProfile:
 
     @property
     def num_ids(self) -> int:
-        """Rows of a table that takes these ids."""
+        """The number of rows of a table for these ids."""
         return int(self.unique.max()) + 1
 
     def renumbered(self) -> StackProfile:
-        """The same locality over ids 0, 1, ... by first access: no id of the source is left."""
+        """The same locality over ids 0, 1, ... in the order of first access: no id of the source is
+        left."""
         return StackProfile(np.arange(len(self.unique)), self.distances, self.probabilities)
 
     def hit_rates(self, sizes: ArrayLike) -> F64:
@@ -105,21 +106,21 @@ def profile(trace: ArrayLike) -> StackProfile:
 
 
 def adjusted_floor(profile: StackProfile, length: int) -> float:
-    """The floor under which all ids are seen within the first 2% of a trace.
+    """The floor with which all ids are seen within the first 2% of a trace.
 
-    An access is new with at least the floor's probability, so U ids take U / floor
-    accesses on average, or fewer.
+    An access is new with at least the floor's probability, so U ids take U / floor accesses on
+    average, or fewer.
     """
     return min(1.0, len(profile.unique) / max(1.0, 0.02 * length))
 
 
 class SyntheticTrace:
-    """Algorithm 2, taken in parts, which joined equal the trace made in one.
+    """Algorithm 2 in parts, which together equal the trace made at once.
 
-    Without `floor` it is the algorithm as printed, where a distance of 0 never leaves the
-    support: once all ids have been seen it takes the least recent one. With `floor` it is
-    the adjusted version: p[0] is raised to `floor` at least, until all ids have been seen,
-    and then 0 leaves the support. (Where no id ever repeats 0 is all there is, and stays.)
+    Without `floor` it is the algorithm as printed, where a distance of 0 never leaves the support:
+    once all ids have been seen, it takes the least recent one. With `floor` it is the adjusted
+    version: p[0] is raised to at least `floor` until all ids have been seen, and then 0 leaves the
+    support. (If no id ever repeats, 0 is the only distance, and stays.)
     """
 
     def __init__(
