@@ -1,1 +1,2 @@
-"""Tables in host memory on CUDA: which of TorchRec's kernels serves each, how much is cached."""
+"""Tables in host memory on CUDA: which TorchRec kernel serves each, and how much of it is
+cached."""

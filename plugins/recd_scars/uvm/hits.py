@@ -1,7 +1,7 @@
 """The hits of a cache in front of a table in host memory: how many rows of a step are in it.
 
-A kernel fetches a row once a step, however many lookups of however many ranks need it. So the
-unit is a different row of a step: row e comes in it with the chance q_e = 1 - (1 - P(e))^(U b).
+A kernel fetches a row once per step, however many lookups of however many ranks need it. So the
+unit is a distinct row in a step: row e is in a step with the chance q_e = 1 - (1 - P(e))^(U b).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from recd_plugins.api.planning import CacheAlgorithm, Floats, RowDistribution, a
 __all__ = ["HitCurve", "TableShards", "hit_curve"]
 
 POINTS = 2048
-"""Points of a curve; between them its chords are a little too low."""
+"""The number of points of a curve; between them its chords are a little too low."""
 TIMES = 512
-"""Points in time that a curve of LRU is computed at."""
+"""The number of points in time at which an LRU curve is computed."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableShards:
-    """The rows that a rank's kernel is asked for: those that replicas do not serve."""
+    """The rows that a rank's kernel looks up: those that replicas do not serve."""
 
     counts: Floats
     """[U, R] rows of each rank in each run."""
@@ -33,10 +33,10 @@ class TableShards:
     def of(
         cls, rows: RowDistribution, *, replicated: int, world_size: int, samples: float
     ) -> TableShards:
-        """The rows of a row-wise table whose hottest are replicated, in steps of so many samples.
+        """The rows of a row-wise table whose hottest are replicated, in steps of `samples` samples.
 
-        Row e is on rank e // ceil(E / U), so that one rank may have most of what is hot. Where
-        ids are not known each rank has as many of a run.
+        Row e is on rank e // ceil(E / U), so one rank may have most of the hot rows. If ids are not
+        known, each rank has equally many rows of a run.
         """
         known = np.empty(0, np.int64) if rows.ids is None else rows.ids[replicated:]
         runs = np.arange(len(rows.counts))
@@ -57,23 +57,23 @@ class TableShards:
 
     @property
     def rows(self) -> float:
-        """Different rows of a step, over all ranks."""
+        """The number of different rows in a step, over all ranks."""
         return float((self.counts @ self.q).sum())
 
     @property
     def accessed(self) -> float:
-        """Rows that are ever asked for, of the rank with the most of them."""
+        """The number of rows that are ever looked up, on the rank with the most of them."""
         return float(self.counts.sum(axis=1).max(initial=0.0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HitCurve:
-    """Expected hits by size of the cache: rising, and bent down throughout."""
+    """Expected hits by the size of the cache: a rising curve that bends down throughout."""
 
     slots: Floats
-    """[n] rows that the cache of each rank has room for; from 0 on."""
+    """[n] rows for which each rank's cache has room, starting with 0."""
     hits: Floats
-    """[n] rows of a step that are found there, over all ranks."""
+    """[n] rows of a step that are found in the cache, over all ranks."""
 
     def at(self, slots: float) -> float:
         return float(np.interp(slots, self.slots, self.hits))
@@ -86,8 +86,8 @@ def hit_curve(shards: TableShards, algorithm: CacheAlgorithm) -> HitCurve:
     lru   Che's approximation: a row stays for T steps after its last, the same T for all, so
           that h = sum 1 - (1 - q_e)^T, and hits are the sum of q_e (1 - (1 - q_e)^T)
 
-    It is too high for a cache that does not hold the rows of one step, which push each other
-    out. fbgemm's caches are sets of 32 rows, which is taken for one cache of all.
+    The result is too high for a cache that has no room for the rows of one step, which push each
+    other out. fbgemm's caches are sets of 32 rows, which are treated as a single cache.
     """
     q, counts = shards.q, shards.counts
     if not len(q):

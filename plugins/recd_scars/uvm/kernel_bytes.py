@@ -1,9 +1,10 @@
-"""The bytes that TorchRec's kernels keep of a table in device and in host memory, of a rank.
+"""The bytes that TorchRec's kernels keep for a table on a rank, in device and in host memory.
 
-As fbgemm 1.8 lays it out: a row-wise optimizer state lies on the device whatever the kernel, any
-other with its rows; a cache has, beside room for rows, a table index of 4 bytes for each row of
-the table, an id of 8 for each slot, and 8 more for what to evict: of each slot (LRU), or of each
-row of the table (LFU). Slots are as wide as the widest row that the kernel serves.
+This is the layout of fbgemm 1.8. A row-wise optimizer state is on the device with any kernel; any
+other state is with its rows. A cache has room for rows and, in addition, a table index of 4 bytes
+for each row of the table, an id of 8 bytes for each slot, and 8 more bytes for the choice of what
+to evict: for each slot (LRU), or for each row of the table (LFU). Slots are as wide as the widest
+row that the kernel serves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from recd_plugins.api.planning import CacheAlgorithm, state_bytes
 __all__ = ["SLOTS_PER_SET", "KernelBytes", "row_wise_state"]
 
 SLOTS_PER_SET = 32
-"""fbgemm's `DEFAULT_ASSOC`: the least that a cache has, and the step by which it grows."""
+"""fbgemm's `DEFAULT_ASSOC`: the least number of slots of a cache, and the step by which it
+grows."""
 TABLE_INDEX = 4
 SLOT_ID = TO_EVICT = 8
 
@@ -27,15 +29,15 @@ class KernelBytes:
     """The bytes that one row-wise table takes."""
 
     num_rows: int
-    """Rows on the rank with the most of them."""
+    """The number of rows on the rank with the most of them."""
     row: int
     """r: bytes of a row."""
     state: int
     """Bytes of optimizer state for a row."""
     state_on_device: bool
-    """Whether that state lies on the device, whatever the kernel."""
+    """Whether that state is on the device with any kernel."""
     slot: int
-    """Bytes of the cache for each row that it has room for."""
+    """Bytes of the cache for each row for which it has room."""
     index: int
     """Bytes of the cache for each row of the table."""
 
@@ -50,7 +52,7 @@ class KernelBytes:
         fused: Mapping[str, Any],
         algorithm: CacheAlgorithm,
     ) -> KernelBytes:
-        """`widest`: the numbers in a row of the widest table that shares the kernel."""
+        """`widest` is how many numbers a row of the widest table that shares the kernel has."""
         state = int(state_bytes(fused, dim))
         lru = algorithm == "lru"
         return cls(
@@ -64,7 +66,7 @@ class KernelBytes:
 
     @property
     def whole(self) -> int:
-        """Bytes on the device with the kernel `fused`: all of them."""
+        """Bytes on the device with the kernel `fused`: all of the table's bytes."""
         return self.num_rows * (self.row + self.state)
 
     @property
@@ -73,7 +75,7 @@ class KernelBytes:
         return self.num_rows * self.state if self.state_on_device else 0
 
     def cache(self, slots: int) -> int:
-        """Bytes on the device with `fused_uvm_caching`, beside what is there anyway."""
+        """Bytes on the device with `fused_uvm_caching`, in addition to what is there anyway."""
         return self.num_rows * self.index + slots * self.slot
 
     @property
@@ -83,5 +85,5 @@ class KernelBytes:
 
 
 def row_wise_state(fused: Mapping[str, Any]) -> bool:
-    """Whether the optimizer keeps one number for a row, which fbgemm has on the device."""
+    """Whether the optimizer keeps one number per row, which fbgemm keeps on the device."""
     return getattr(fused.get("optimizer"), "name", "") == "EXACT_ROWWISE_ADAGRAD"

@@ -1,15 +1,15 @@
 """The kernel of each table in host memory, and how many of its rows the device caches.
 
-A knapsack: the device has room for some bytes, and every way to serve a table takes some of them
-and saves some of what a step would fetch from the host.
+This is a knapsack problem: the device has room for some bytes, and every way to serve a table takes
+some of them and saves some of the bytes that a step would fetch from the host.
 
     fused_uvm            0                        0
     fused_uvm_caching    index + slots * slot     hits(slots) * r
     fused                all rows and states      rows * r * (1 + CACHE_TAKES)
 
-For each table the points on the upper hull of these count, and for all tables the steps from point
-to point, in the order of what they save per byte. As curves of hits bend down, no other use of the
-memory saves more, except by what the one step would save that did not fit as a whole.
+For each table, only the points on the upper hull are used. The steps from point to point of all
+tables are taken in the order of what they save per byte. As hit curves bend down, no other use of
+the memory saves more, apart from the saving of the one step that did not fit as a whole.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ __all__ = ["HostTable", "Kernel", "KernelChoice", "beats_chance", "choose"]
 Kernel = Literal["fused", "fused_uvm_caching", "fused_uvm"]
 
 CACHE_TAKES = 1 / 30
-"""The time of a lookup in a cache, as a share of the fetch from the host that it saves: by the
-bandwidths that TorchRec's planner has for these kernels on an A100, (10/897 - 1/897) / (10/32 -
-10/897)."""
+"""The time of a lookup in a cache, as a share of the fetch from the host that it saves. It follows
+from the bandwidths that TorchRec's planner has for these kernels on an A100: (10/897 - 1/897) /
+(10/32 - 10/897)."""
 SKEW = 0.05
-"""Misses must be fewer by so much than if rows were all alike: 1 - hits <= (1 - SKEW) (1 - f).
-Nobody has measured where a cache begins to pay."""
+"""Misses must be fewer by this share than if all rows were equally hot: 1 - hits <= (1 - SKEW)
+(1 - f). Nobody has measured where a cache begins to pay."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HostTable:
-    """A table, and what its kernel is chosen by."""
+    """A table, and what decides its kernel."""
 
     name: str
     bytes: KernelBytes
     curve: HitCurve
     rows: float
-    """Different rows of a step, over all ranks, that replicas do not answer."""
+    """Different rows in a step, over all ranks, that replicas do not answer."""
     accessed: float
-    """Rows of a rank that are ever among them."""
+    """Rows of a rank that are ever looked up like this."""
 
     @property
     def most_slots(self) -> int:
-        """The most slots that are of use and leave TorchRec a load factor below 1; 0: none can be
-        had."""
+        """The most slots that are of use and leave TorchRec a load factor below 1; 0 if a cache is
+        not possible."""
         sets = -(-self.accessed // SLOTS_PER_SET)
         return int(min(sets, (self.bytes.num_rows - 1) // SLOTS_PER_SET)) * SLOTS_PER_SET
 
@@ -65,9 +65,9 @@ class KernelChoice:
     slots: int
     """Slots of each rank's cache."""
     load_factor: float | None
-    """Slots over the rows of a rank, as TorchRec has it."""
+    """Slots divided by the rows of a rank, as in TorchRec; None without a cache."""
     hit_rate: float
-    """The share of the rows of a step, that replicas do not answer, which need no fetch."""
+    """The share of a step's rows that need no fetch, among those that replicas do not answer."""
     device_bytes: int
     host_bytes: int
 
@@ -76,9 +76,9 @@ class _Point(NamedTuple):
     """A way to serve a table."""
 
     cost: float
-    """Bytes of the device, beyond what is there anyway."""
+    """Bytes on the device, beyond what is there anyway."""
     saves: float
-    """Bytes of a step."""
+    """Bytes that a step need not fetch."""
     kernel: Kernel
     slots: int = 0
 
@@ -87,10 +87,10 @@ NOTHING = _Point(0.0, 0.0, "fused_uvm")
 
 
 def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, KernelChoice]:
-    """A kernel for each table, where the device has so many bytes beyond what is resident.
+    """A kernel for each table, if the device has `capacity` bytes beyond what is resident.
 
     Tables whose cache would not pay lose it, the one with the least gain first; its memory is then
-    weighed anew for the others.
+    distributed anew among the others.
     """
     cached = {table.name for table in tables if table.most_slots}
     while True:
@@ -103,13 +103,13 @@ def choose(tables: Sequence[HostTable], capacity: float) -> dict[str, KernelChoi
 
 
 def beats_chance(choice: KernelChoice) -> bool:
-    """Whether a cache has more hits than as many rows picked at random would."""
+    """Whether a cache has more hits than the same number of rows chosen at random would have."""
     return choice.kernel != "fused_uvm_caching" or _lift(choice) >= SKEW
 
 
 def _lift(choice: KernelChoice) -> float:
     """1 - (1 - hits) / (1 - f)."""
-    assert choice.load_factor is not None  # of a cache
+    assert choice.load_factor is not None  # a cache has one
     return 1 - (1 - choice.hit_rate) / (1 - choice.load_factor)
 
 
@@ -135,7 +135,7 @@ def _knapsack(
         point: _Point | None = to
         if to.cost - of.cost > left:
             stopped.append(name)
-            # Part of the way from one cache to a larger one saves as much per byte as all of it.
+            # Part of a step from one cache to a larger one saves as much per byte as all of it.
             part = of.kernel == to.kernel
             point = _within(by_name[name], of.cost + left) if part else None
         if point is not None and point.saves > at[name].saves:
@@ -174,7 +174,7 @@ def _cache(table: HostTable, slots: int) -> _Point:
 
 
 def _within(table: HostTable, capacity: float) -> _Point | None:
-    """The largest cache in so many bytes."""
+    """The largest cache in `capacity` bytes; None if there is none."""
     own = table.bytes
     sets = (capacity - own.cache(0)) // (own.slot * SLOTS_PER_SET)
     slots = int(min(sets * SLOTS_PER_SET, table.most_slots))
@@ -182,8 +182,8 @@ def _within(table: HostTable, capacity: float) -> _Point | None:
 
 
 def _hull(points: Sequence[_Point]) -> list[_Point]:
-    """The points on the upper hull, by cost: each saves more than the one before, by less per
-    byte."""
+    """The points on the upper hull, by cost: each saves more than the previous one, but less per
+    additional byte."""
     hull: list[_Point] = []
     for point in sorted(points, key=lambda point: (point.cost, -point.saves)):
         if hull and point.saves <= hull[-1].saves:

@@ -30,10 +30,10 @@ class Served:
     """The kernels that serve one plan's tables."""
 
     capacity: float
-    """Bytes of a rank's device that are left for tables and their caches."""
+    """The bytes of a rank's device that are left for tables and their caches."""
     choices: Mapping[str, KernelChoice]
     kernels: Mapping[str, TableConstraint]
-    """The choices as constraints, for the planner of the others."""
+    """The choices as constraints, for the planner of the other tables."""
     reason: str
 
     @classmethod
@@ -48,8 +48,8 @@ class Served:
         algorithm: CacheAlgorithm,
         host_memory_gb: float | None,
     ) -> Served:
-        """The choice for a device with so many bytes for replicas, a batch and tables, whose
-        optimizers are the `fused` params of each."""
+        """The choice for a device with `capacity` bytes for replicas, a batch and tables; `fused`
+        are the fused params of each table."""
         prices = ledger.prices
         tables = {name: one.table for name, one in ledger.tables.items()}
         sizes = {name: one.sizes for name, one in ledger.tables.items()}
@@ -87,7 +87,8 @@ def _host_tables(
     fused: Mapping[str, Mapping[str, Any]],
     algorithm: CacheAlgorithm,
 ) -> list[HostTable]:
-    """The tables row-wise over so many ranks, with `world_size * batch_size` samples in a step."""
+    """The tables, row-wise over `world_size` ranks, with `world_size * batch_size` samples in a
+    step."""
     made = []
     for name, table in tables.items():
         rows = table.rows
@@ -117,8 +118,8 @@ def _host_tables(
 
 
 def _widest(found: Mapping[str, ModelTable], name: str, *, coalesced: bool) -> int:
-    """The dim of the widest table that may share the kernel: bags that sum share it with all of
-    their collection; tables of rows that travel are of one dim."""
+    """The dim of the widest table that may share the kernel. Bags that are summed share it with all
+    tables of their collection; tables whose rows are sent all have the same dim."""
     own = found[name]
     if coalesced or not own.pooled:
         return own.dim
@@ -128,8 +129,8 @@ def _widest(found: Mapping[str, ModelTable], name: str, *, coalesced: bool) -> i
 def _constraints(
     choices: Mapping[str, KernelChoice], algorithm: CacheAlgorithm
 ) -> dict[str, TableConstraint]:
-    """The choices as constraints. All name the algorithm, so that tables share kernels, whichever
-    of them has a cache."""
+    """The choices as constraints. All of them name the algorithm, so that tables share kernels
+    whether or not they have a cache."""
     return {
         name: TableConstraint(
             sharding_types=("row_wise",),
@@ -142,7 +143,7 @@ def _constraints(
 
 
 def _check_host_memory(choices: Mapping[str, KernelChoice], host_memory_gb: float | None) -> None:
-    """`CapabilityError` where tables need more than a rank's share of host memory."""
+    """Raises `CapabilityError` if tables need more than a rank's share of host memory."""
     from torchrec.distributed.planner.constants import DDR_CAP
 
     needed = sum(choice.host_bytes for choice in choices.values()) / GB
@@ -174,7 +175,8 @@ def _lines(
     capacity: float,
     algorithm: CacheAlgorithm,
 ) -> Iterator[str]:
-    """A line per table: replicas hit lookups; caches the rows of a step that then are left."""
+    """One line per table. The hits of replicas are shares of lookups; those of caches are shares of
+    the remaining rows of a step."""
     yield (
         f"tables in host memory: {max(capacity, 0) / GB:.3g} GB of a rank's device are left for "
         f"them and their caches ({algorithm}), beside replicas and a batch"
