@@ -1,4 +1,4 @@
-"""A sharding of one's own, in one file: large tables row-wise, each small one on one rank."""
+"""Your own sharding in one file: large tables row-wise, each small one on one rank."""
 
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
@@ -7,7 +7,7 @@ from recd_plugins.api import Config, ShardingRecord, hookimpl
 from recd_plugins.api.planning import Proposes, sharded_modules
 
 LARGE = 10_000
-"""Rows of a table that is worth an exchange with every rank."""
+"""The least rows of a table that is worth an exchange with every rank."""
 
 
 class BySize(Proposes):
@@ -29,7 +29,7 @@ class BySize(Proposes):
             if len(weight) >= LARGE:
                 ways[path][table] = row_wise(compute_kernel="fused")
                 continue
-            rank = held.index(min(held))  # the one with the least, for the largest of the rest
+            rank = held.index(min(held))  # the largest remaining table goes to the emptiest rank
             held[rank] += weight.numel()
             ways[path][table] = table_wise(rank=rank, compute_kernel="fused")
         self.explanation = f"by_size: {', '.join(map('{:,}'.format, held))} numbers in whole tables"

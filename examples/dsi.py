@@ -1,6 +1,6 @@
-"""DSI: a table laid out by what jobs read, and transforms of ids and of floats, as one program.
+"""DSI: a table laid out by what jobs read, and transforms of ids and floats as one program.
 
-`python examples/dsi.py [SAMPLES]`, in one process, on sessions that it makes up.
+`python examples/dsi.py [SAMPLES]` runs in one process, on generated sessions.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ from recd_plugins.api.batch import TransformProgram
 NAMES = [f"f{n}" for n in range(40)]
 OFTEN = {"kind": "user", "stay": 0.9, "length": 20, "num_ids": 10_000}
 SPARSE = [{"name": n, **OFTEN} for n in NAMES]
-USED = ["f3", "f17", "f31"]  # of forty features
+USED = ["f3", "f17", "f31"]  # three of forty features
 STEPS = [
     {"use": "n_gram", "of": ["f3"], "n": 2, "modulo": 50_000, "into": "f3_pairs"},
     {"use": "cartesian", "left": "f17", "right": "f31", "modulo": 50_000, "into": "f17_f31"},

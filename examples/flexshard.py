@@ -1,6 +1,6 @@
-"""FlexShard: profile a table, plan replicas of its hot rows, say why, train against row-wise.
+"""FlexShard: profile a table, plan replicas of hot rows, say why, and compare with row-wise.
 
-Four gloo ranks stand for two nodes with a slow link between: on one machine, see the bytes.
+Four gloo ranks stand for two nodes with a slow link between them: on one machine, see the bytes.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Training on a log while a service, here a thread, writes it: period by period, to its end."""
+"""Training on a log while a service (here a thread) writes it: period by period, to its end."""
 
 import json
 import sys

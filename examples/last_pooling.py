@@ -1,4 +1,4 @@
-"""A pooling of one's own, in one file: a sequence's last embedding."""
+"""Your own pooling in one file: a sequence's last embedding."""
 
 import torch
 

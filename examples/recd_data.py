@@ -19,7 +19,7 @@ features += [user | {"name": "topics"}, {"name": "item", "num_ids": 100_000}]
 dataset = {"use": "sessions", "samples": 60_000, "features": features}
 recd = {"plugins": ["recd_dlrm", "recd_dedup"], "train": {"batch_size": 4096}}
 recd["reader"] = {"use": "local", "sessions": "whole"}
-recd["dedup"] = {"use": "exact", "weigh": "bytes"}  # by time, where a model is known
+recd["dedup"] = {"use": "exact", "weigh": "bytes"}  # with a known model, weigh by time
 
 
 def mb(folder):

@@ -1,10 +1,10 @@
 """Yoochoose clicks: which item is clicked next in an anonymous session?
 
-Each click after a session's first `context` ones is a sample with label 1, beside `negatives`
-samples with label 0: the same session and history, another item drawn evenly. Popularity
-alone separates most of them, so an AUC compares with others on this task only.
-Test sessions start after every train session has started. Clicks are held as compact
-columns; histories and negatives are made chunk by chunk.
+Each click after a session's first `context` ones is a sample with label 1. With it come `negatives`
+samples with label 0: the same session and history, and another item drawn evenly. Popularity alone
+separates most of them, so an AUC can be compared only with others on this task.
+Test sessions start after every train session has started. Clicks are kept as compact columns;
+histories and negatives are made chunk by chunk.
 """
 
 from __future__ import annotations
