@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks` runs all that are kept, `python -m benchmarks.<suite>` one."""
+"""Benchmarks: `python -m benchmarks` runs all that are kept; `python -m benchmarks.<suite>` one."""

@@ -1,7 +1,7 @@
-"""What every suite shares: figures with their conditions, and sides measured in turn.
+"""What all suites share: figures with their conditions, and sides that are measured in turn.
 
-Both sides of a comparison run in one process, alternating, so that whatever slows the
-machine down slows both; a figure is the median over the rounds.
+Both sides of a comparison alternate in one process, so that whatever slows the machine down slows
+both; a figure is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
-"""glibc gives large memory back at once by default, and then page faults flatter whatever
-allocates less. With these it keeps what it has, for both sides."""
+"""By default glibc returns large memory at once, and then page faults favour the side that
+allocates less. With these settings it keeps its memory, for both sides."""
 
 NOT_MEASURED = "not measured"
-"""The setting by which a suite says what it left out, and why; printed as a line of its own."""
+"""The setting with which a suite says what it left out, and why; it is printed on its own line."""
 
 PACKAGES = (
     *("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "pyarrow", "numpy"),
@@ -64,12 +64,12 @@ PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The bound of a figure by the work that nobody can leave out."""
+    """The bound of a figure by the work that nobody can avoid."""
 
     value: float
     """In the figure's unit."""
     of: str
-    """What that work is, and what it leaves out."""
+    """What that work is, and what it does not include."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Figure:
     target: float | None = None
     """What `value` should reach."""
     at_most: bool = False
-    """Whether `value` should not exceed its target, or lies above its limit: a time, say."""
+    """Whether `value` should not exceed its target, or is above its limit, such as a time."""
     limit: Limit | None = None
     """What bounds `value`."""
     spread: float | None = None
@@ -108,7 +108,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a suite has measured, and with which settings of its own."""
+    """What a suite has measured, and with which of its own settings."""
 
     figures: Sequence[Figure]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Round:
     wall: float
     """Seconds."""
     cpu: float
-    """Seconds of this process, over all threads."""
+    """Seconds of processor time of this process, over all threads."""
     result: Any
 
 
@@ -133,10 +133,10 @@ def alternate(
     of: str,
     seconds: float = math.inf,
 ) -> dict[str, list[Round]]:
-    """Run all sides `rounds` times, in turn and each round the other way about.
+    """Run all sides `rounds` times, in turn, in reverse order in every other round.
 
-    A first round warms up and does not count. A side that has been measured for so many `seconds`
-    is left out of the rounds that follow. `of` names the figure to whoever waits for it.
+    A first round warms up and does not count. A side that has been measured for `seconds` is left
+    out of later rounds. `of` names the figure to whoever waits for it.
     """
     measured: dict[str, list[Round]] = {name: [] for name in sides}
     names = list(sides)
@@ -158,9 +158,9 @@ def alternate(
 
 @contextmanager
 def new_garbage_alone() -> Iterator[None]:
-    """Within, collections of garbage look at nothing that was there before: what was imported
-    takes each of them 0.1 s."""
-    if gc.get_freeze_count():  # somebody has done that, and would have more frozen for good
+    """Inside, garbage collections do not look at objects that existed before: for what was
+    imported, each of them would take 0.1 s."""
+    if gc.get_freeze_count():  # somebody froze objects already: more would stay frozen for good
         yield
         return
     gc.collect()
@@ -172,8 +172,8 @@ def new_garbage_alone() -> Iterator[None]:
 
 
 def dropped(call: Callable[[], object]) -> Callable[[], None]:
-    """A side for `alternate` whose result is not kept: otherwise each round has new memory, whose
-    first use takes long. A step's memory is that of the steps before."""
+    """A side for `alternate` whose result is not kept: otherwise each round would use new memory,
+    which is slow at first use. A step reuses the memory of earlier steps."""
 
     def run() -> None:
         call()
@@ -197,9 +197,9 @@ def main(
     keeps_memory: bool = True,
     about: str | None = None,
 ) -> None:
-    """The command line of a suite; `measure` gets whether to be quick. A suite that measures no
-    memory and no time has the system's allocator (`keeps_memory=False`). `--help` ends
-    with `about`."""
+    """The command line of a suite. `measure` is called with whether to be quick. A suite that
+    measures neither memory nor time has the system's allocator (`keeps_memory=False`). `--help`
+    ends with `about`."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{suite}", epilog=about)
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -221,7 +221,7 @@ def main(
 def conditions_of(
     report: Report, *, load: float, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What figures depend on: `load` is the machine's before they were measured, `settings` are
+    """What figures depend on: `load` is the machine's load before the measurement, `settings` are
     those of the command line."""
     return {
         "machine": {**_machine(), "load_average_before": round(load, 2)},
@@ -232,18 +232,18 @@ def conditions_of(
 
 
 def print_json(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
-    """The one object that every suite prints for `--json`."""
+    """Print the single object that every suite prints for `--json`."""
     print(json.dumps({"suite": suite, "conditions": conditions, "figures": shown(figures)}))
 
 
 def shown(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """Figures as JSON has them."""
+    """Figures in the form for JSON."""
     return [dataclasses.asdict(one) | {"met": one.met, "share": one.share} for one in figures]
 
 
 def print_table(suite: str, conditions: Mapping[str, Any], figures: Sequence[Figure]) -> None:
-    """The table that a suite prints by default; below it what has no room in a line of 80, and the
-    conditions."""
+    """Print the table that a suite prints by default; below it, what does not fit into a line of 80
+    characters, and the conditions."""
     table = Table(title=suite, box=SIMPLE_HEAD)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("figure", overflow="fold", min_width=26)
@@ -303,7 +303,7 @@ def _versions() -> dict[str, str]:
 
 
 def _say(figure: str, number: int, rounds: int) -> None:
-    """What is measured: on a terminal round by round on a line of its own, in a file once."""
+    """Print what is measured: on a terminal, round by round on one line; in a file, once."""
     if sys.stderr.isatty():
         end = "\n" if number == rounds else "\r"
         print(f"{figure}: round {number} of {rounds}", end=end, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Figures over time: what a suite printed, with its conditions, in dated files of `results/`."""
+"""Figures over time: what a suite printed, with its conditions, in dated files in `results/`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["RESULTS", "KeptFigure", "KeptResult", "histories", "keep", "kept_res
 
 RESULTS = Path(__file__).parent / "results"
 UNKNOWN_NOISE = 0.1
-"""What a figure without a spread may move by."""
+"""How much a figure without a spread may move."""
 MAKERS = re.compile(r"\((R|TM)\)| Processor$")
-"""What says nothing, in a processor's name."""
+"""The parts of a processor's name that say nothing."""
 LESS_IS_BETTER = re.compile(r"^(s|ms|us|ns|MB|GB|MiB|GiB|KiB|bytes|NE)\b|the time")
 
 
@@ -30,7 +30,7 @@ class KeptResult:
     date: str
     """Year, month and day."""
     commit: str
-    """What was measured; with a + where files differed from it."""
+    """The commit that was measured, with a + if files differed from it."""
     conditions: Mapping[str, Any]
     figures: Sequence[Mapping[str, Any]]
 
@@ -40,15 +40,15 @@ class KeptResult:
 
     @property
     def processor(self) -> str:
-        """The kind of machine: figures of two kinds say nothing of what changed between them."""
+        """The kind of machine: figures from two kinds do not show what changed between them."""
         machine, device = self.conditions["machine"], self.conditions["settings"].get("device")
         kind = f"{re.sub(MAKERS, '', machine['cpu'])}, {machine['cores']} cores"
         named = isinstance(device, Mapping) and device.get("name")
         return f"{named}, {kind}" if named else kind
 
     def write(self, folder: Path = RESULTS, over: Path | None = None) -> Path:
-        """The run's own file: nothing is ever overwritten, but for `over`, an earlier state of this
-        run's."""
+        """Write the run's own file, and return its path. Nothing is ever overwritten except `over`,
+        an earlier state of this run."""
         stem = "-".join(
             (self.suite.replace(" ", "_"), self.date, self.commit, *(["quick"] * self.quick))
         )
@@ -79,8 +79,8 @@ def keep(
     figures: Sequence[Mapping[str, Any]],
     over: Path | None = None,
 ) -> Path:
-    """Keep what a suite has measured just now, and with which commit; `over` what it had kept of
-    this run before."""
+    """Keep what a suite has just measured, and with which commit. `over` is the file that it kept
+    earlier in this run."""
     now = datetime.datetime.now(datetime.UTC)
     return KeptResult(
         suite=suite,
@@ -104,7 +104,7 @@ def _git(*arguments: str) -> str:
 
 
 def kept_results(folder: Path = RESULTS) -> list[KeptResult]:
-    """All of them, the oldest first."""
+    """All kept results, the oldest first."""
     found = [KeptResult(**json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
     return sorted(found, key=lambda one: (one.date, one.conditions.get("time", "")))
 
@@ -139,7 +139,7 @@ class KeptFigure:
 
     @property
     def limit(self) -> Mapping[str, Any] | None:
-        """Its `value` and what it is `of`; files that are older than limits have none."""
+        """The limit's `value`, and what it is `of`; None without a limit, as in old files."""
         limit: Mapping[str, Any] | None = self.values.get("limit")
         return limit
 
@@ -149,7 +149,7 @@ class KeptFigure:
 
     @property
     def share(self) -> str:
-        """Of its limit."""
+        """The share of its limit that the figure reaches; empty if there is none."""
         share = self.values.get("share")
         return "" if share is None else f"{share:.0%}"
 
@@ -175,8 +175,8 @@ def histories(results: Sequence[KeptResult], quick: bool) -> Iterator[list[KeptF
 
 
 def noise(before: KeptFigure, after: KeptFigure) -> float:
-    """By how much a figure moves between two runs of the same code: the larger interquartile
-    range of its rounds, as a share."""
+    """How much a figure moves between two runs of the same code: the larger interquartile range of
+    its rounds, as a share."""
     spreads = [one.values["spread"] for one in (before, after)]
     known = [one for one in spreads if one is not None]
     return max(known) if known else UNKNOWN_NOISE

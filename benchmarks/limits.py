@@ -1,5 +1,5 @@
-"""The work that nobody can leave out, by which figures are bounded: computed from counts, or
-measured beside the figure."""
+"""The work that nobody can avoid, which bounds figures: computed from counts, or measured together
+with the figure."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = [
 Numbers = npt.NDArray[Any]
 
 DEDUPLICATED = frozenset({"pooling", "lookup", "exchange", "exposed"})
-"""The parts of a step that take a part of the time where a part of the ids is left."""
+"""The parts of a step that take less time if fewer ids are left."""
 
 
 def least_step(parts: Mapping[str, float], deduplicated: float, factor: float) -> float:
     """The least share of a plain step's time that a step on unique samples can take.
 
-    `parts` is the plain step's breakdown. Pooling is all of deduplicated features, so it takes
-    1 / `factor` of its time. Lookups and exchanges move the share `deduplicated` of their ids over
-    the factor, and the other ids as they are. All else stays.
+    `parts` is the plain step's breakdown. Pooling works only on deduplicated features, so it takes
+    1 / `factor` of its time. Lookups and exchanges move the share `deduplicated` of their ids
+    divided by the factor, and the other ids unchanged. Everything else stays the same.
     """
     left = 1 - deduplicated + deduplicated / factor
     least = 0.0
@@ -47,19 +47,19 @@ def least_step(parts: Mapping[str, float], deduplicated: float, factor: float) -
 
 
 def link_seconds(num_bytes: float, mbit: float) -> float:
-    """The time that so many bytes are under way on a link of so many megabits a second."""
+    """The time that `num_bytes` bytes take on a link of `mbit` megabits per second."""
     return num_bytes * 8 / (mbit * 1e6)
 
 
 def entropy(share: float) -> float:
-    """The bits that say of a row whether it is one of such a share of all rows."""
+    """The bits per row that are needed to say whether it is in a given share of all rows."""
     if share in (0, 1):
         return 0.0
     return -share * math.log2(share) - (1 - share) * math.log2(1 - share)
 
 
 def copies(arrays: Sequence[Numbers]) -> Callable[[], None]:
-    """Copy all of them into memory that is there already."""
+    """A call that copies all arrays into memory that exists already."""
     pairs = [(np.empty_like(source), source) for source in arrays]
 
     def copy() -> None:
@@ -70,7 +70,7 @@ def copies(arrays: Sequence[Numbers]) -> Callable[[], None]:
 
 
 def reads(arrays: Sequence[Numbers]) -> Callable[[], None]:
-    """Read all of them once, at the rate at which numpy finds the largest number."""
+    """A call that reads all arrays once, at the rate at which numpy finds the largest number."""
     given = [array for array in arrays if array.size]
 
     def read() -> None:
@@ -81,7 +81,7 @@ def reads(arrays: Sequence[Numbers]) -> Callable[[], None]:
 
 
 def alone(*calls: Callable[[], object]) -> Callable[[], None]:
-    """All of these calls, one after another."""
+    """A call that makes all of these calls, one after another."""
 
     def run() -> None:
         for call in calls:
@@ -91,7 +91,8 @@ def alone(*calls: Callable[[], object]) -> Callable[[], None]:
 
 
 def decoding(table: Table, columns: Sequence[str]) -> Callable[[], int]:
-    """Have pyarrow decode the columns of each row group, on its threads; the number of rows."""
+    """A call that has pyarrow decode the columns of each row group, on its threads, and returns the
+    number of rows."""
 
     def decode() -> int:
         rows = 0
@@ -105,14 +106,14 @@ def decoding(table: Table, columns: Sequence[str]) -> Callable[[], int]:
 
 
 def without_repeats(values: pa.Array) -> pa.Array:
-    """The values, less those that equal the value before: numbers, or lists of numbers."""
+    """The values without those that equal the previous value: numbers, or lists of numbers."""
     if len(values) < 2:
         return values
     return values.filter(pa.array(np.concatenate([[True], ~_repeats(values)])))
 
 
 def _repeats(values: pa.Array) -> npt.NDArray[np.bool_]:
-    """[N - 1]: whether each value but the first equals the one before."""
+    """[N - 1]: whether each value after the first equals the previous one."""
     if not pa.types.is_list(values.type):
         numbers = values.to_numpy(zero_copy_only=False)
         same: npt.NDArray[np.bool_] = numbers[1:] == numbers[:-1]

@@ -1,4 +1,4 @@
-"""RESULTS.md and the tables of README and of docs/, drawn from the results that are kept."""
+"""RESULTS.md and the tables in README and docs/, written from the kept results."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Headline:
     """A row of README."""
 
     what: str
-    """In a reader's words."""
+    """The figure in a reader's words."""
     suite: str
     figure: str
-    """Its name among the suite's figures, or how that begins."""
+    """Its name among the suite's figures, or the beginning of that name."""
 
 
 HEADLINES = (
@@ -101,12 +101,12 @@ HEADLINES = (
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteTable:
-    """Figures of a suite in a page of docs/, between a mark that names the suite and END."""
+    """Figures of a suite in a page of docs/, between END and a mark that names the suite."""
 
     page: str
     suite: str
     figures: tuple[str, ...]
-    """The names of its figures, or how they begin, in their order."""
+    """The names of its figures, or the beginnings of these, in order."""
 
     @property
     def mark(self) -> str:
@@ -265,7 +265,7 @@ TABLES = (
         ),
     ),
 )
-"""Those that a page speaks of; RESULTS.md has all of them."""
+"""The figures that pages of docs/ discuss; RESULTS.md has all of them."""
 
 
 def draw() -> None:
@@ -285,8 +285,8 @@ def _put(page: Path, mark: str, rows: Iterable[str]) -> None:
 
 
 def table_rows(results: Sequence[KeptResult], table: SuiteTable) -> Iterator[str]:
-    """The newest full run of each figure, else the newest quick one; none where nobody has run the
-    suite."""
+    """The newest full run of each figure, or else the newest quick one; no row if the suite was
+    never run."""
     found = [_newest(results, table.suite, name) for name in table.figures]
     if not any(found):
         return
@@ -300,7 +300,8 @@ def table_rows(results: Sequence[KeptResult], table: SuiteTable) -> Iterator[str
 
 
 def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
-    """README's table: the newest full run of each, else the newest quick one, of those kept."""
+    """README's table: of each figure the newest full run that is kept, or else the newest quick
+    one."""
     yield "| what | measured | target | command |"
     yield "|---|---|---|---|"
     for one in HEADLINES:
@@ -313,7 +314,7 @@ def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
 
 
 def _newest(results: Sequence[KeptResult], suite: str, name: str) -> KeptFigure | None:
-    """The figure of this name, or the first that begins so."""
+    """The figure of this name, or the first whose name begins like this; None if there is none."""
     of_suite = [one for one in results if one.suite == suite]
     for quick in (False, True):
         found = [history[-1] for history in histories(of_suite, quick)]
