@@ -1,13 +1,13 @@
-"""One model, and what each paper adds to the one before, in turns on an emulated cluster.
+"""One model, and what each paper adds to the previous ones, in turns on an emulated cluster.
 
     python -m benchmarks.combined [rm1 | dlrm] [--mbit 200] [--wide] [--quick] [--json]
 
-Two nodes of two gloo ranks (two of four with `--wide`), 200 mbit between nodes; needs root. All
-sides train in the same ranks, two steps each in turn, of which the second counts, on held batches:
-those in the order of time, as plain TorchRec and the papers that know no session have them, and
-clustered ones. Plans are made by a topology that is measured first, and by a profile of the table.
-A quick run leaves out what stands between plain TorchRec, RecD and all together, and what `recd
-advise` says; so does one over a slower link, whose steps take several times as long.
+Two nodes of two gloo ranks (two of four with `--wide`), with 200 mbit between nodes; needs root.
+All sides train in the same ranks, two steps each in turn, of which the second counts, on batches in
+memory: batches in the order of time, for plain TorchRec and the papers without sessions, and
+clustered ones. Plans use a topology that is measured first, and a profile of the table. A quick run
+leaves out the steps between plain TorchRec, RecD and all together, and what `recd advise` says; so
+does a run over a slower link, whose steps take several times as long.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from recd_plugins.planning.topology import save_topology
 N_NODES, MBIT = 2, 200
 LIMIT = 3600.0
 NOT_SLOWER = 0.97
-"""All together, of the best paper alone: what noise allows."""
+"""The least speed of all together, as a share of that of the best single paper: noise allows it."""
 
 
 def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = False) -> Report:
@@ -105,7 +105,7 @@ def measure(quick: bool, model: str = "rm1", mbit: int = MBIT, wide: bool = Fals
 def figures(
     ranks: Sequence[NodeSteps], model: str, mbit: int, wide: bool = False
 ) -> Iterator[Figure]:
-    """A row for each side against plain, and all together against what else there is."""
+    """A row for each side against plain, and rows of all together against the other sides."""
     chosen = CLUSTER_MODELS[model]
     together = "all together" if model == "rm1" else "all together, pooled DLRM"
     if mbit != MBIT:
@@ -208,7 +208,8 @@ def _faster(
 def _limit(
     ranks: Sequence[NodeSteps], name: str, theirs: float, mbit: int, cores: int
 ) -> Limit | None:
-    """Against a side of so many seconds; none if plain TorchRec's steps were not profiled."""
+    """The limit against a side of `theirs` seconds; None if plain TorchRec's steps were not
+    profiled."""
     plain, ours = ranks[0].sides[PLAIN], ranks[0].sides[name]
     worked = {part: time for part, time in plain.parts.items() if part != "exposed"}
     if not worked:
@@ -226,7 +227,7 @@ def _limit(
 
 
 def _computing(ranks: Sequence[NodeSteps], name: str) -> float:
-    """Seconds of processor time of a step, of all ranks."""
+    """Seconds of processor time of a step, over all ranks."""
     return sum(statistics.median(rank.sides[name].cpu) for rank in ranks)
 
 
@@ -235,7 +236,7 @@ def _gains(ours: TrainSteps, theirs: TrainSteps) -> list[float]:
 
 
 def _out_of_nodes(ranks: Sequence[NodeSteps], name: str) -> float:
-    """Bytes of a step that leave all nodes, without the dense parameters' gradients; ranks of one
+    """Bytes of a step that leave all nodes, without the dense parameters' gradients. Ranks of a
     node read the same counter."""
     return N_NODES * statistics.mean(rank.besides(name) for rank in ranks)
 
@@ -246,8 +247,8 @@ def _once(steps: NodeSteps) -> str:
 
 
 def _handed(ranks: Sequence[NodeSteps], name: str) -> str:
-    """What a rank hands to collectives in a step, on average, but for the dense gradients; what
-    stays on the rank counts."""
+    """What a rank hands to collectives in a step, on average, without the dense gradients. It
+    includes what stays on the rank."""
     megabytes = dict.fromkeys(("ids", "forward", "backward", "replicas"), 0.0)
     for rank in ranks:
         for collective, phases in rank.sides[name].traffic.items():

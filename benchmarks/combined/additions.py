@@ -29,7 +29,7 @@ __all__ = [
 
 BEST: Mapping[str, Any] = {"use": "torchrec"}
 BUDGET_GB = 0.25
-"""Over TorchRec's own plan, a rank: so that time decides."""
+"""Memory per rank beyond TorchRec's own plan: enough that time decides."""
 COALESCED: Mapping[str, Any] = {
     "use": "flexshard",
     "goal": "auto",
@@ -52,12 +52,12 @@ class Addition(TrainSide):
     """A way to train the model, and to shard it."""
 
     sharding: Mapping[str, Any] | None = None
-    """By default TorchRec's planner, held to the model's plain plan."""
+    """By default TorchRec's planner, restricted to the model's plain plan."""
     cache: Mapping[str, Any] | None = None
     whole: Mapping[str, Any] | None = None
-    """The whole registry, in place of all these."""
+    """The whole registry, in place of all other fields."""
     kept: tuple[str, ...] = ()
-    """What `recd advise` has kept in it."""
+    """What `recd advise` has kept in the registry."""
 
 
 PLAIN, OWN = "plain TorchRec", "TorchRec's own best plan"
@@ -73,10 +73,10 @@ SIXTEEN: Mapping[str, Any] = {
     "backward_scale": 1024.0,
     "dense": "bf16",
 }
-"""TorchRec's codecs, and torch's for dense gradients: what travels has 16 bits."""
+"""TorchRec's codecs, and torch's for dense gradients: numbers are sent with 16 bits."""
 ADVISED = "what recd advise says"
 IN_TIME = Addition(clustered=False, dedup=False, pool_unique=False, bags_of_one=False)
-"""Batches as a table in the order of time has them."""
+"""Batches of a table in the order of time."""
 BESIDE: Mapping[str, Addition] = {
     BOTH_WAYS: replace(IN_TIME, both_ways=True),
     AS_BAGS: replace(IN_TIME, bags_of_one=True),
@@ -85,12 +85,12 @@ BESIDE: Mapping[str, Addition] = {
     "FlexShard alone, as in its paper": replace(IN_TIME, sharding=PAPER_TIERS),
     "SCARS alone": replace(IN_TIME, sharding=BEST, cache=PAPER_CACHE),
 }
-"""What the way to all papers is held against."""
+"""The sides with which the way to all papers is compared."""
 
 
 def _way(*, sequences: bool) -> dict[str, Addition]:
-    """Each has what the one before has, and one thing more; RecD alone is the last one before
-    coalescing."""
+    """Each addition has what the previous one has, and one thing more. RecD alone is the last one
+    before coalescing."""
     recd = Addition(bags_of_one=False)
     tiers = replace(recd, sharding=TIERS)
     once = replace(tiers, dense_once=True)
@@ -115,18 +115,18 @@ def _way(*, sequences: bool) -> dict[str, Addition]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterModel:
-    """A model of benchmarks/models, and how it is brought to this machine."""
+    """A model of benchmarks/models, and how it is run on this machine."""
 
     scale: float
     quick_scale: float
     held: Mapping[str, str]
     """The plain plan: by glob of tables, how they are sharded; TorchRec's planner places others."""
     recd: str
-    """The addition with which RecD is whole."""
+    """The addition with which RecD is complete."""
     faster: Mapping[int, float]
-    """By megabits a second, how much faster all together should be than plain TorchRec."""
+    """By megabits per second, how many times faster all together should be than plain TorchRec."""
     faster_than_own: float | None
-    """The same, than TorchRec's own best plan."""
+    """The same against TorchRec's own best plan."""
     fewer_bytes: float | None
     """How many times fewer bytes should leave the nodes."""
     memory: float | None
@@ -139,12 +139,13 @@ class ClusterModel:
 
     @property
     def of_any_width(self) -> ClusterModel:
-        """Without what is asked of two nodes of two ranks alone."""
+        """The model without the targets that apply only to two nodes of two ranks."""
         return replace(self, faster={}, fewer_bytes=None, memory=None)
 
     @property
     def quick_sides(self) -> dict[str, Addition]:
-        """Without the additions between RecD and all together, and those that RecD consists of."""
+        """The sides without the additions between RecD and all together, and without those that
+        RecD consists of."""
         return {
             PLAIN: self.way[PLAIN],
             **BESIDE,
@@ -179,7 +180,7 @@ CLUSTER_MODELS: Mapping[str, ClusterModel] = {
     ),
 }
 SINGLE = ("FlexShard alone, as in its paper", "SCARS alone")
-"""The papers alone, beside RecD's."""
+"""The single papers other than RecD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +188,7 @@ class OnCluster(TrainWorkload):
     """A workload whose additions are planned for a cluster."""
 
     topology: Path
-    """What `recd topology measure` found of it."""
+    """What `recd topology measure` found on the cluster."""
     ranks: int
     ranks_per_node: int = 2
 
@@ -208,7 +209,7 @@ class OnCluster(TrainWorkload):
         return values
 
     def advised(self) -> Addition:
-        """What `recd advise` makes of plain TorchRec's registry, its table made."""
+        """What `recd advise` makes of plain TorchRec's registry, once its table is made."""
         plain = Registry.load(self.registry(replace(IN_TIME, bags_of_one=True)))
         goal = AdviceGoal(budget_gb=BUDGET_GB)
         advice = advise(plain, goal, ranks_here=self.ranks, with_what_ifs=False)

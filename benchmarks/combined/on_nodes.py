@@ -26,12 +26,12 @@ class NodeSteps:
 
     sides: Mapping[str, TrainSteps]
     dense: Mapping[tuple[bool, str], int]
-    """Bytes that leave the node where all ranks reduce the gradients of the dense parameters, by
-    the link's counter: by DDP's ring over all ranks, or where they cross nodes once (True), in each
+    """Bytes that leave the node when all ranks reduce the gradients of the dense parameters, by the
+    link's counter: with DDP's ring over all ranks, or if they cross nodes once (True), in each
     precision."""
 
     def besides(self, name: str) -> float:
-        """Bytes of a side's step that leave the node, but for the dense gradients'."""
+        """Bytes of a side's step that leave the node, without those of dense gradients."""
         side = self.sides[name]
         return side.sent - self.dense[side.dense_once, side.dense_kind]
 
@@ -68,7 +68,7 @@ def _reduce(once: OnceANode, gradients: Tensor) -> None:
 
 
 def _leaves(call: Callable[[], object]) -> int:
-    """Bytes that leave the node by a call that all ranks make."""
+    """Bytes that leave the node during a call that all ranks make."""
     dist.barrier()
     before = bytes_sent()
     call()

@@ -1,11 +1,11 @@
-"""FlexShard: the paper's tables planned anew, and plans measured on an emulated cluster.
+"""FlexShard: the paper's tables planned again, and plans measured on an emulated cluster.
 
     python -m benchmarks.flexshard [--quick] [--json] [--figure PATH] [--only NUMBER...]
 
-Needs root for the cluster; where none can be made, says so and leaves its figures out. Sides
-take turns in the same ranks, step by step; `--figure` draws bytes predicted against observed
-(the paper's figure 6). A quick run has one setting of the grid of nine, a third of its plans,
-and fewer rounds; `--only` measures nothing but the settings of the numbers that `--help` lists.
+The cluster needs root; if none can be made, the run says so and leaves out its figures. Sides take
+turns in the same ranks, step by step; `--figure` draws predicted against observed bytes (the
+paper's figure 6). A quick run has one setting of the grid of nine, a third of its plans, and fewer
+rounds; `--only` measures only the settings of the given numbers, which `--help` lists.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def measure(quick: bool, figure: Path | None = None, only: Sequence[int] = ()) -
 
 
 def cluster_figures(bench: Bench, settings: Sequence[Setting], timed: int) -> Iterator[Figure]:
-    """One cluster of each shape, whose topology is measured once for each bandwidth, in so many
-    rounds."""
+    """The figures of one cluster of each shape. Its topology is measured once for each bandwidth,
+    in `timed` rounds."""
     figures = {SATURATED: bench.saturated, NO_SKEW: bench.no_skew}
     for shape, (first, *rest) in groupby(sorted(settings, key=_shape), _shape):
         with EmulatedCluster(*shape, first.mbit, rounds=timed) as cluster:

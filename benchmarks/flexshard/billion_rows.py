@@ -1,4 +1,4 @@
-"""How long planning takes for 10^9 rows in many tables, and what memory."""
+"""How much time and memory planning takes for 10^9 rows in many tables."""
 
 from __future__ import annotations
 

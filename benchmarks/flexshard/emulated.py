@@ -1,4 +1,4 @@
-"""Sides on an emulated cluster, and what they took: seconds, and bytes out of a node."""
+"""Sides on an emulated cluster, and what they took: seconds, and bytes that left a node."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ class Measured:
         return statistics.median(gains), spread(gains)
 
     def computed(self, side: Side) -> float:
-        """Seconds that a step's ranks computed, summed."""
+        """Seconds that the ranks computed in a step, summed."""
         return sum(statistics.median(rank[side.name].cpu) for rank in self.ranks)
 
     def node_bytes(self, side: Side) -> float:
-        """Out of a node in a step: the mean over nodes and steps, by the links' counters."""
+        """Bytes that leave a node in a step: the mean over nodes and steps, by the links'
+        counters."""
         firsts = self.ranks[:: self.prices.cluster.ranks_per_node]
         return statistics.mean(sent for rank in firsts for sent in rank[side.name].node_bytes)
 
@@ -97,7 +98,8 @@ class EmulatedCluster:
         self._network.__exit__(*error)
 
     def cluster(self, mbit: int) -> Cluster:
-        """Set the links between nodes to so many megabits a second; the cluster as measured."""
+        """Set the links between nodes to `mbit` megabits per second, and return the cluster as
+        measured."""
         ranks = self._running(mbit)
         if mbit not in self._clusters:
             found = ranks.run(topology, self._ranks_per_node, self._rounds)[0]

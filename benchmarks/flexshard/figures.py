@@ -19,7 +19,7 @@ from recd_plugins.planning.replica_factor import row_passes
 __all__ = ["Bench"]
 
 ALIKE = 4
-"""Times the rounds where both sides are the same plan, so that the row is of noise alone."""
+"""How many times as many rounds are made if both sides are the same plan: the row is only noise."""
 
 
 @dataclass(kw_only=True)
@@ -27,10 +27,10 @@ class Bench:
     """Measures settings, and remembers of every plan the bytes predicted and observed."""
 
     k: float
-    """The k of our replicas, which plans are made with."""
+    """The k of our replicas, with which plans are made."""
     rounds: int
     every: int = 1
-    """Of the plans that `goal: auto` might have chosen, every so many-th is measured."""
+    """Every `every`-th of the plans that `goal: auto` might have chosen is measured."""
     observed: dict[str, list[Observed]] = field(default_factory=dict)
     """What each setting's sides sent."""
 
@@ -90,7 +90,7 @@ class Bench:
         again = ""
         if best is not choice:
             again = ", in further rounds,"
-            # Of a dozen plans some one was lucky: rounds of their own judge the two.
+            # Among a dozen plans, one was lucky: separate rounds compare the two.
             judged = [*dict.fromkeys([best, plain]), choice]
             measured = self._measure(cluster, setting, judged, prices, 2 * self.rounds)
         yield Figure(
@@ -107,7 +107,7 @@ class Bench:
         )
 
     def bytes(self) -> Figure:
-        """Over all plans so far."""
+        """The figure of bytes over all plans so far."""
         every = [(one, setting) for setting, plans in self.observed.items() for one in plans]
         shown = sorted((one for one, _ in every), key=lambda one: -one.error)
         off, setting = max(every, key=lambda each: each[0].error)

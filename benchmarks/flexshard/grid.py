@@ -1,4 +1,4 @@
-"""Clusters and workloads that `goal: auto` is held to, and the plans that it might have chosen."""
+"""Clusters and workloads with which `goal: auto` is checked, and the plans it might have chosen."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _setting(
 
 
 BUDGET = float(1 << 28)
-"""Bytes a rank over row-wise: all plans of the grid fit, so that time alone decides."""
+"""Bytes per rank beyond row-wise: all plans of the grid fit, so that only time decides."""
 GRID = [
     _setting(2, 2, 200, 1.2, 512),
     _setting(2, 2, 1000, 1.05, 1024),
@@ -103,22 +103,22 @@ SATURATED = Setting(
 NO_SKEW = dataclasses.replace(SATURATED, hot=None, batch_size=128)
 
 TIERS: tuple[tuple[Literal[2, 3], str], ...] = ((2, "DP"), (3, "DP, Flex"))
-"""How many tiers a candidate has, homes among them, and the paper's names of the others."""
+"""How many tiers a candidate has, including homes, and the paper's names of the others."""
 
 SCALED = {"a quarter": 0.25, "half": 0.5, "twice": 2.0}
-"""Candidates that have so many times the choice's replicas."""
+"""Candidates with this multiple of the choice's replicas."""
 
 
 def chosen(workload: Workload, prices: Prices, budget: float = 0.0) -> Side:
-    """The plan of `goal: auto`, at no more than `budget` bytes a rank over row-wise."""
+    """The plan of `goal: auto`, with at most `budget` bytes per rank beyond row-wise."""
     ledger = choose(tables(workload), prices, goal="auto", budget=budget)
     return Side(name="goal: auto", sizes=ledger.tables[TABLE].sizes)
 
 
 def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
-    """Per way of coalescing: no replicas, DP, DP and Flex, of the best sizes within `BUDGET`; then
-    memory-neutral; then the choice's replicas `SCALED` (if it has none, the first candidate's that
-    has some; else all rows). The choice comes last; equal plans once."""
+    """For each way of coalescing: no replicas, DP, DP and Flex, with the best sizes within
+    `BUDGET`; then memory-neutral; then the choice's replicas `SCALED` (if it has none, those of the
+    first candidate with some; or else all rows). The choice comes last; equal plans come once."""
     every = []
     coalesced = Side(name="coalesced per node", sizes=TableSizes(coalesce="node"))
     levels: dict[Coalesce, Side] = {"none": ROW_WISE, "rank": COALESCED, "node": coalesced}
@@ -146,7 +146,7 @@ def candidates(workload: Workload, prices: Prices, choice: Side) -> list[Side]:
 
 
 def _effective(side: Side, workload: Workload) -> TableSizes:
-    """The sizes without coalescing where every row has a replica: it changes nothing there."""
+    """The sizes, without coalescing if every row has a replica: it changes nothing then."""
     sizes = side.sizes
     every = sizes.replicated + sizes.per_node == workload.num_rows
     return dataclasses.replace(sizes, coalesce="none") if every else sizes

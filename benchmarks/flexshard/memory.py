@@ -1,4 +1,5 @@
-"""k: what a replicated row takes with its optimizer state and its update, over its own bytes."""
+"""k: the memory of a replicated row with its optimizer state and its update, divided by the row's
+own bytes."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ from recd_plugins.trainer.measure.memory import PeakMemory
 __all__ = ["K", "k_of_replicas", "memory_multiplier"]
 
 K = 1.65
-"""What the planner assumes where no cluster can be made to measure it."""
+"""What the planner assumes if no cluster can be made to measure it."""
 NUM_ROWS, FEW_ROWS, DIM = 500_000, 64, 64
 RANKS, RANKS_PER_NODE = 4, 2
 
 
 def k_of_replicas(runs: int) -> Figure:
-    """The k of runs in processes of their own, which have done nothing else but the same with few
-    rows, in as many chunks as it takes to run all of the code: that lies in memory from then on,
-    and is no replica's."""
+    """The k of runs in separate processes. Before, these have only done the same with few rows, in
+    as many chunks as are needed to run all of the code: that code stays in memory, and does not
+    count as a replica's."""
     found = []
     for _ in range(runs):
         with GlooPool() as fresh:
@@ -62,12 +63,14 @@ def k_of_replicas(runs: int) -> Figure:
 
 
 def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: int) -> float:
-    """The peak bytes of replica, router and an update of every row on a rank, over the rows'.
+    """The peak bytes of replica, router and an update of every row on a rank, divided by the bytes
+    of the rows.
 
-    As the system counts the process: gloo's and numpy's buffers too.
+    The bytes are those of the process as the system counts it, including gloo's and numpy's
+    buffers.
 
-    The worst step there is: each rank has a gradient for each row. The gradients themselves,
-    which the model made, do not count; all that is done with them does.
+    It is the worst possible step: each rank has a gradient for each row. The gradients themselves,
+    which the model made, do not count; everything that is done with them does.
     """
     world = dist.group.WORLD
     assert world is not None

@@ -1,4 +1,4 @@
-"""Predicted against observed: how far the ledger can be believed (FlexShard's figure 6)."""
+"""Predicted against observed: how far the ledger can be trusted (FlexShard's figure 6)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Observed", "draw", "draw_observed", "worst"]
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """One plan's traffic, say bytes between nodes in a step, of a ledger and of a counter."""
+    """One plan's traffic, such as bytes between nodes in a step, by a ledger and by a counter."""
 
     plan: str
     predicted: float
@@ -25,12 +25,12 @@ class Observed:
 
     @property
     def error(self) -> float:
-        """The share of what was observed by which the prediction is off."""
+        """How far the prediction is off, as a share of what was observed."""
         return abs(self.predicted / self.observed - 1)
 
 
 def worst(plans: Sequence[Observed]) -> Observed:
-    """The plan whose prediction is furthest off."""
+    """The plan whose prediction is farthest off."""
     return max(plans, key=lambda one: one.error)
 
 
@@ -54,7 +54,8 @@ def draw_observed(figure: Figure, plans: Sequence[Observed], *, what: str, basel
 
 
 def draw(observed: Mapping[str, Sequence[Observed]], path: Path) -> None:
-    """Write a PNG: of the settings with row-wise beside the choice the one with the most plans."""
+    """Write a PNG of the setting with the most plans, among those that have row-wise and a
+    choice."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -25,15 +25,15 @@ class PaperModel:
 
     num_rows: int
     lookups: float
-    """L, as table 4's activation size implies it."""
+    """L, as implied by table 4's activation size."""
     two_tier: tuple[int, float]
-    """DP rows and what they cover."""
+    """The number of DP rows, and the share that they cover."""
     replicated: tuple[int, float]
-    """DP rows of three tiers, and what they cover."""
+    """The number of DP rows of three tiers, and the share that they cover."""
     per_node: tuple[int, float]
-    """Flex rows of three tiers, and what they cover."""
+    """The number of Flex rows of three tiers, and the share that they cover."""
     reduction: Mapping[str, float]
-    """Measured, of the global all-to-all, by design."""
+    """The measured reduction of the global all-to-all, by design."""
     ms: Mapping[str, Mapping[str, float]]
     """Measured times, by design and collective."""
 

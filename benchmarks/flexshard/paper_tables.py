@@ -1,4 +1,4 @@
-"""FlexShard's tables 5 and 6, planned anew: `python -m benchmarks.flexshard.paper_tables`."""
+"""FlexShard's tables 5 and 6, planned again: `python -m benchmarks.flexshard.paper_tables`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recd_plugins.planning.ledger import Ledger
 __all__ = ["k_of_ours", "table_5", "table_6"]
 
 SLACK = {"RM-2": 0.30}
-"""How far the interpolated curve of a model may put its 3-tier DP rows off; 10% else."""
+"""How far off a model's 3-tier DP rows may be because its curve is interpolated; 10% by default."""
 NO_LAW = ("RM-1", "2-tier", "ar_global")
 """3 ms for 354 MB, where RM-4 took 5 ms for 189 MB and RM-3 2 ms for 38 MB."""
 
@@ -80,7 +80,7 @@ def k_of_ours(k: float) -> Iterator[Figure]:
 
 
 def measure(quick: bool) -> Report:
-    """All of them: nothing here is timed but planning itself."""
+    """All figures: only planning itself is timed here."""
     settings: Mapping[str, Any] = {
         "k": PRICES.k,
         "batch_size": PRICES.batch_size,

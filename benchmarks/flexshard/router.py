@@ -1,4 +1,4 @@
-"""What the router costs an id and a row: 30M rows, 2.5M of them hot, as the paper's RM-2."""
+"""What the router costs per id and per row: 30M rows, 2.5M of them hot, as in the paper's RM-2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPLICATED = 0.05
 
 
 def router(rounds: int, num_rows: int, hot: int, ids: int) -> Iterator[Figure]:
-    """Random ids, so that nearly each is a cache miss: no locality flatters it."""
+    """Random ids, so that nearly each is a cache miss and no locality helps."""
     draw = torch.Generator().manual_seed(0)
     rows = torch.randperm(num_rows, generator=draw)[:hot]
     everywhere, in_nodes = rows[: int(REPLICATED * hot)], rows[int(REPLICATED * hot) :]

@@ -1,4 +1,4 @@
-"""What is compared: one table's rows in tiers of given sizes, or TorchRec alone."""
+"""What is compared: one table's rows in tiers of given sizes, or plain TorchRec."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["COALESCED", "ROW_WISE", "Side", "tables"]
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """So many of the hottest rows on every rank, so many more in every node, the rest at home."""
+    """Some of the hottest rows on every rank, some more in every node, and the rest at home."""
 
     name: str
     sizes: TableSizes = field(default_factory=TableSizes)
-    """The sizes of its tiers; by default TorchRec alone."""
+    """The sizes of its tiers; by default plain TorchRec."""
 
     def plan(self, workload: Workload, cluster: Cluster) -> TierPlan | None:
         if self.sizes == TableSizes():

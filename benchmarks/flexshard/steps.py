@@ -1,4 +1,5 @@
-"""What runs on a rank of the emulated cluster: sides take turns, step by step, on held batches."""
+"""What runs on a rank of the emulated cluster: sides take turns, step by step, on batches in
+memory."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ CPU = torch.device("cpu")
 FUSED = OptimizerSettings(tables="rowwise_adagrad").fused_params()
 WARM_UP = 2
 LARGEST = 1 << 24
-"""Bytes of a payload; a step of these sides exchanges no more at a time."""
+"""The most bytes of a payload; a step of these sides exchanges no more at a time."""
 QUICK_ROUNDS = 4
-"""In which a quick run times collectives: with as many as usual that is a minute of it."""
+"""The rounds in which a quick run times collectives: the usual number would take a minute."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,16 @@ class SideSteps:
     seconds: list[float]
     """The time of each step, from barrier to barrier."""
     cpu: list[float]
-    """Seconds that this rank's process computed meanwhile."""
+    """Seconds that this rank's process computed in each step."""
     node_bytes: list[int]
-    """What left this rank's node meanwhile."""
+    """Bytes that left this rank's node in each step."""
 
 
 def take_turns(
     workload: Workload, sides: Sequence[Side], cluster: Cluster, rounds: int
 ) -> dict[str, SideSteps]:
-    """One step of every side a round, order reversed each round, same batches for all."""
+    """One step of every side per round, in reverse order in every other round, with the same
+    batches for all."""
     pipelines = {side.name: _pipeline(workload, side, cluster) for side in sides}
     # A pipeline looks two batches ahead.
     batches = workload.batches(WARM_UP + rounds + 2, seed=dist.get_rank())
@@ -72,8 +74,8 @@ def take_turns(
 
 
 def topology(ranks_per_node: int, rounds: int = ROUNDS) -> Topology:
-    """What this cluster's collectives do, as `recd topology measure` finds it. Of what follows, all
-    sides exchange as it found faster."""
+    """The measured collectives of this cluster, as from `recd topology measure`. From then on, all
+    sides exchange in the way that was faster."""
     world = dist.group.WORLD
     assert world is not None
     known = Topology(ranks_per_node=ranks_per_node)
@@ -84,7 +86,7 @@ def topology(ranks_per_node: int, rounds: int = ROUNDS) -> Topology:
 
 def _step(pipeline: Any, batches: Iterator[Features]) -> tuple[float, float, int]:
     gc.collect()
-    sent = bytes_sent()  # before the barrier, behind which others begin
+    sent = bytes_sent()  # before the barrier, after which others begin
     dist.barrier()
     start, cpu = time.perf_counter(), time.process_time()
     pipeline.progress(batches)

@@ -27,14 +27,14 @@ class Workload:
     num_rows: int
     dim: int
     exponent: float
-    """The exponent of the Zipf law of lookups; 0 where all rows are alike."""
+    """The exponent of the Zipf law of lookups; 0 if all rows are equally likely."""
     batch_size: int
     """Samples per rank."""
     lookups: int
     """Lookups of each sample."""
     hot: tuple[int, float] | None = None
-    """So many rows alike take such a share of lookups, and the others alike the rest; instead of
-    Zipf's law."""
+    """Instead of Zipf's law: this many rows take this share of lookups, equally, and the other rows
+    share the rest equally."""
 
     @property
     def rows(self) -> RowDistribution:
@@ -50,7 +50,7 @@ class Workload:
 
     @property
     def ids(self) -> Tensor:
-        """[num_rows] int64: the id of each row of the distribution; hot ids lie anywhere."""
+        """[num_rows] int64: the id of each row of the distribution; hot ids are anywhere."""
         return torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(1))
 
     def batches(self, count: int, seed: int) -> list[Features]:
@@ -90,7 +90,7 @@ class Features(Pipelineable):
 
 
 class Sequences(nn.Module):
-    """A table, and next to nothing behind it: a step is lookups, exchanges and updates."""
+    """A table with almost nothing after it: a step is lookups, exchanges and updates."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()
