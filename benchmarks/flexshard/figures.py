@@ -19,7 +19,7 @@ from recd_plugins.planning.replica_factor import row_passes
 __all__ = ["Bench"]
 
 ALIKE = 4
-"""How many times as many rounds are made if both sides are the same plan: the row is only noise."""
+"""How many times as many rounds are made where both sides are the same plan: it is only noise."""
 
 
 @dataclass(kw_only=True)

@@ -54,8 +54,7 @@ def draw_observed(figure: Figure, plans: Sequence[Observed], *, what: str, basel
 
 
 def draw(observed: Mapping[str, Sequence[Observed]], path: Path) -> None:
-    """Write a PNG of the setting with the most plans, among those that have row-wise and a
-    choice."""
+    """Write a PNG of the setting with the most plans, among those measured with row-wise."""
     import matplotlib
 
     matplotlib.use("Agg")

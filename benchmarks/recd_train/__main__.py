@@ -2,10 +2,10 @@
 
     python -m benchmarks.recd_train [--quick] [--json] [--figure PATH]
 
-Both sides train the same samples in the same processes, a step each in turn, on two gloo
-ranks of one thread. `--figure` draws RM1's ablation (the paper's figure 9). The models have
-a quarter of the paper's sizes, in a quick run a sixth: there a step's fixed costs weigh more. A
-quick run leaves out sessions of four samples, and what is resident in processes of their own.
+Both sides train the same samples in the same processes, a step each in turn, on two gloo ranks of
+one thread. `--figure` draws RM1's ablation (the paper's figure 9). The models have a quarter of the
+paper's sizes, and a sixth in a quick run, where a step's fixed costs weigh more. A quick run leaves
+out sessions of four samples, and the resident memory of separate processes.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from benchmarks.recd_train.measured import MeasuredTraining
 __all__ = ["draw"]
 
 PAPER = {"plain KJT": 1.0, "+ O5, O6": 1.34, "+ O7": 2.42, "+ batch x3": 2.48}
-"""Figure 9; there O5 and O6 came with twice the batch."""
+"""The paper's figure 9; there O5 and O6 came with twice the batch."""
 
 
 def draw(measured: MeasuredTraining, path: Path) -> None:
-    """Write a PNG: samples/s over the baseline's, bars of this run beside the paper's."""
+    """Write a PNG: samples/s relative to the baseline, with bars of this run beside the paper's."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""A figure for each row of the trainer's targets."""
+"""A figure for each row of the trainer's target table."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class TrainBench:
     samples: int
     rounds: int
     batches: int
-    """Distinct ones that a rank trains on, again and again."""
+    """The number of distinct batches on which a rank trains repeatedly."""
     warm_up: int = WARM_UP
     """Rounds that come first and do not count."""
     quick: bool = False
-    """Whether what takes long is left out."""
+    """Whether slow measurements are left out."""
     seed: int = 0
 
     @property
@@ -100,7 +100,7 @@ class TrainBench:
         ]
 
     def memory(self, ablation: MeasuredTraining) -> list[Figure]:
-        """The memory of tensors, which is exact; and what is resident, in processes of its own."""
+        """The memory of tensors, which is exact; and resident memory, in separate processes."""
         note = ""
         if not self.quick:
             plain, ours = (megabytes(self._resident(side)) for side in PAIR.values())
@@ -108,7 +108,7 @@ class TrainBench:
         return [ablation.lighter("step memory, RM1-like", "+ O7", target=15, note=note)]
 
     def sessions(self) -> list[Figure]:
-        """Shorter sessions, down to none."""
+        """The figures of shorter sessions, down to none."""
         figures = []
         if not self.quick:
             four = self._turns(self.workload("rm1", samples_per_session=4), PAIR)
@@ -127,7 +127,7 @@ class TrainBench:
         ]
 
     def bytes(self) -> list[Figure]:
-        """The bytes of RM1 without its item features: all that is sent is deduplicated."""
+        """The bytes of RM1 without its item features: everything that is sent is deduplicated."""
         workload = self.workload("rm1", items=False)
         workload.prepare()
         ranks = run(
@@ -169,7 +169,7 @@ class TrainBench:
         ]
 
     def reading(self) -> list[Figure]:
-        """The reader within the step: the baseline's table lies by time."""
+        """The figures with reading in the step; the baseline's table is in the order of time."""
         sides = {BASELINE: PLAIN, "RecD": RECD}
         return [
             self._turns(self.workload("rm1"), sides, reading=True).faster(
@@ -235,6 +235,7 @@ class TrainBench:
 
 
 def run(pool: GlooPool, function: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
-    """Run it on the pool's ranks; what they print goes to stderr, as stdout may be JSON."""
+    """Run the function on the pool's ranks; what they print goes to stderr, since stdout may be
+    JSON."""
     with contextlib.redirect_stdout(sys.stderr):
         return pool.run(function, *args, deadline=DEADLINE, **kwargs)

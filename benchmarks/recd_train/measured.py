@@ -1,4 +1,4 @@
-"""What the sides of a workload took, in turns, and the figures that follow."""
+"""What the sides of a workload took when they took turns, and the figures that follow."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ BASELINE = "plain KJT"
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTraining:
-    """Rank 0's steps of each side, with the memory of all ranks' steps; others are held to
-    `BASELINE`."""
+    """Rank 0's steps of each side, with the memory of all ranks' steps. The other sides are
+    compared with `BASELINE`."""
 
     sides: Mapping[str, TrainSteps]
     samples_per_session: float
     """S of the table, measured."""
 
     def gains(self, side: str, clock: Literal["seconds", "cpu"] = "seconds") -> list[float]:
-        """Samples/s over the baseline's, round by round."""
+        """Samples/s divided by the baseline's, round by round."""
         ours, theirs = self.sides[side], self.sides[BASELINE]
         pairs = zip(getattr(ours, clock), getattr(theirs, clock), strict=True)
         return [ours.samples / mine / (theirs.samples / other) for mine, other in pairs]
 
     def memory_shares(self, side: str) -> list[float]:
-        """What a step's tensors hold at once, in % of the baseline's, step by step."""
+        """The most bytes that a step's tensors take at once, in % of the baseline's, step by
+        step."""
         pairs = zip(self.sides[side].memory, self.sides[BASELINE].memory, strict=True)
         return [100 * mine / other for mine, other in pairs]
 
@@ -66,7 +67,7 @@ class MeasuredTraining:
         )
 
     def limit(self, side: str) -> Limit | None:
-        """How many times faster a side can be by its unique samples; none if the baseline was not
+        """How many times faster a side can be by its unique samples; None if the baseline was not
         profiled."""
         plain, ours = self.sides[BASELINE], self.sides[side]
         if not plain.parts:

@@ -1,4 +1,5 @@
-"""The memory that a step takes: of its tensors, exactly, and as the system sees the process."""
+"""The memory that a step takes: of its tensors, exactly; and of the process, as the system sees
+it."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ __all__ = ["give_back", "tensor_memory"]
 
 
 def tensor_memory(step: Callable[[], object]) -> int:
-    """Bytes of the tensors that a step makes and holds at once, at most.
+    """The most bytes of tensors that a step makes and keeps at once.
 
-    From the record of torch's CPU allocator: the same in every run. What was there before the
-    step counts neither where it is nor where it goes.
+    They come from the record of torch's CPU allocator, and are the same in every run. Memory from
+    before the step does not count, even if the step frees it.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         step()
@@ -42,6 +43,6 @@ def tensor_memory(step: Callable[[], object]) -> int:
 
 
 def give_back() -> None:
-    """Have malloc return what is free, so that what is resident is what is in use."""
+    """Have malloc return free memory, so that resident memory is the memory in use."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

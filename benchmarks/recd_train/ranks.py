@@ -35,7 +35,8 @@ __all__ = ["WARM_UP", "TrainSteps", "resident_memory", "take_turns"]
 CPU = torch.device("cpu")
 WARM_UP = 2
 PROFILED = 3
-"""Steps of a side that are profiled, if it is: at most, and no more than there are rounds."""
+"""The most steps of a side that are profiled, if it is profiled; never more than there are
+rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,44 +46,44 @@ class TrainSteps:
     seconds: list[float]
     """The time of each step, from barrier to barrier."""
     cpu: list[float]
-    """Seconds that this rank's process computed meanwhile."""
+    """Seconds that this rank's process computed in each step."""
     samples: int
-    """A step's, of all ranks."""
+    """The samples of a step, on all ranks."""
     loss: float
-    """The last step's."""
+    """The loss of the last step."""
     ne: float = 0.0
-    """The same over the entropy of the labels of its samples."""
+    """This loss divided by the entropy of the labels of its samples."""
     traffic: Traffic
-    """Bytes to collectives in a step; mean over those counted."""
+    """Bytes handed to collectives in a step; the mean over the counted steps."""
     ids: float
-    """Ids of deduplicated features, in the batches as they were."""
+    """Ids of deduplicated features in the original batches."""
     ids_kept: int
-    """Ids of them that the batches keep."""
+    """Ids of deduplicated features that the batches keep."""
     ids_plain: int = 0
     """Ids of the other features."""
     memory: list[int]
-    """Bytes of tensors that a step holds at once, at most; of each of those weighed."""
+    """The most bytes of tensors at once in a step, for each step whose memory was measured."""
     hot: float = 0.0
-    """The share of held batches that are hot."""
+    """The share of batches in memory that are hot."""
     sent: float = 0.0
-    """Bytes that leave in a step by the counter that `take_turns` was given; 0 without one."""
+    """Bytes that leave in a step, by the counter given to `take_turns`; 0 without one."""
     dense_once: bool = False
     """Whether dense gradients crossed nodes once."""
     dense_kind: str = "fp32"
-    """The precision in which they did."""
+    """The precision in which dense gradients were sent."""
     both_ways: bool = False
-    """Whether exchanges between nodes had their two ways at once."""
+    """Whether exchanges between nodes sent in both directions at once."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of each part of a step, mean over ranks; empty unless it was profiled."""
 
     @property
     def dedupe_factor(self) -> float:
-        """1 where nothing is deduplicated."""
+        """The dedupe factor; 1 if nothing is deduplicated."""
         return self.ids / self.ids_kept if self.ids_kept else 1.0
 
     @property
     def deduplicated(self) -> float:
-        """The share of all ids, as they were, that are of deduplicated features."""
+        """The share of all original ids that belong to deduplicated features."""
         return self.ids / (self.ids + self.ids_plain) if self.ids else 0.0
 
     @property
@@ -285,7 +286,7 @@ class _SideStack(Stack):
 
 
 def _entropy(labels: Tensor) -> float:
-    """In nats, of labels that are 0 or 1; endless where they are all alike."""
+    """The entropy, in nats, of labels that are 0 or 1; infinite if all labels are equal."""
     mean = labels.float().mean()
     return float(torch.special.entr(torch.stack([mean, 1 - mean])).sum()) or math.inf
 

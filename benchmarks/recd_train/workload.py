@@ -22,26 +22,26 @@ class TrainSide:
     """A way to train a model."""
 
     clustered: bool = True
-    """O2: the table lies clustered by session, and batches keep sessions whole."""
+    """O2: the table is clustered by session, and batches keep sessions whole."""
     dedup: bool = True
     """O5, O6: lookups on unique samples, expanded."""
     pool_unique: bool = True
     """O7: poolings on unique samples too."""
     batch: int = 1
-    """Times the model's batch size."""
+    """The batch size, as a multiple of the model's."""
     route: Literal["padded", "vbe"] = "padded"
     """How lookups take unique samples: as ours do, or in TorchRec's variable-batch form (CUDA)."""
     dense_once: bool = False
     """Whether dense gradients may cross nodes once."""
     both_ways: bool = False
-    """Whether exchanges between nodes may have their two ways at once, where gloo has them in
-    turns."""
+    """Whether exchanges between nodes may send in both directions at once, where gloo lets these
+    take turns."""
     bags_of_one: bool = True
     """Whether rows of sequences are looked up as bags of one."""
     codecs: Mapping[str, Any] = field(default_factory=dict)
-    """The precisions in which floats travel, as `train.codecs`; float32 by default."""
+    """The precisions in which floats are sent, as in `train.codecs`; float32 by default."""
     index_dedup: bool = False
-    """Whether TorchRec looks different ids of sequences up once (CUDA)."""
+    """Whether TorchRec looks up each different id of sequences once (CUDA)."""
 
 
 RECD = TrainSide()
@@ -62,7 +62,7 @@ class TrainWorkload:
     samples_per_session: float | None = None
     """S; the model's own by default."""
     items: bool = True
-    """Whether it has item features: without, all its features are deduplicated."""
+    """Whether it has item features: without them, all its features are deduplicated."""
     seed: int = 0
     ranks: int = RANKS
     device: str = "cpu"
@@ -92,7 +92,7 @@ class TrainWorkload:
         return size
 
     def prepare(self) -> float:
-        """Make the table; its S, measured."""
+        """Make the table, and return its measured S."""
         table = load(self.registry(CLUSTERED)).prepare().train
         sessions = {
             session

@@ -1,1 +1,1 @@
-"""SCARS: the formulas against what really moves, and what coalescing and a cache are worth."""
+"""SCARS: the formulas against what is really moved, and what coalescing and a cache are worth."""

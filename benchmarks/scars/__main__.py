@@ -1,10 +1,10 @@
-"""SCARS against plain TorchRec, and its formulas against what moves.
+"""SCARS against plain TorchRec, and its formulas against what is really moved.
 
     python -m benchmarks.scars [--quick] [--json] [--criteo FOLDER]
 
-`FOLDER` holds the first rows of Criteo Kaggle (kaggle_8k.tsv, kaggle_2k.tsv); without it the
-figures on Criteo are left out. So are those over a slow link where no cluster can be emulated. A
-quick run leaves out bags over that link, and the time to a loss.
+`FOLDER` has the first rows of Criteo Kaggle (kaggle_8k.tsv, kaggle_2k.tsv); without it the figures
+on Criteo are left out. Those over a slow link are left out if no cluster can be emulated. A quick
+run leaves out bags over that link, and the time to a loss.
 """
 
 from __future__ import annotations

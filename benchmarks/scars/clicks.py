@@ -1,4 +1,4 @@
-"""What is trained over the link: clicks that depend on rows, drawn by a law; on held batches."""
+"""What is trained over the link: clicks that depend on rows drawn by a law; batches in memory."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ class Clicks:
     """Rows of each table."""
     tables: int
     lookups: int
-    """Lookups of a sample, in each table."""
+    """Lookups of a sample in each table."""
     dim: int
     signal: float = 2.0
-    """The deviation of a sample's logit: how much of its label its rows decide."""
+    """The deviation of a sample's logit: how much its rows decide its label."""
     pooled: bool
-    """Bags, summed by TorchRec, as of Criteo's categories; or sequences, summed by the model."""
+    """Whether there are bags, summed by TorchRec, as for Criteo's categories; or else sequences,
+    summed by the model."""
 
     @property
     def names(self) -> list[str]:
         return [f"t{i}" for i in range(self.tables)]
 
     def hottest(self, share: float) -> Integers:
-        """[n]: as many of the hottest rows of each table as take `share` of its lookups."""
+        """[n]: the hottest rows of each table that together take `share` of its lookups."""
         rows = Law(self.law, self.num_rows, 1).rows["table"]
         count = int(np.searchsorted(rows.coverage(np.arange(self.num_rows)), share))
         return self._ids()[:count].numpy()
 
     def to_learn(self) -> float:
-        """How far the loss of who knows nothing is above that of who knows the votes."""
+        """How far the loss without any knowledge is above the loss with known votes."""
         (batch,) = self.batches(1, 1 << 16, rank=0)
         logits = batch.dense.squeeze(1)
         entropy = nn.functional.binary_cross_entropy_with_logits(logits, logits.sigmoid())
@@ -86,15 +87,16 @@ class Clicks:
             )
 
     def _ids(self) -> Tensor:
-        """[num_rows]: the id of each row of the law; hot ids lie anywhere."""
+        """[num_rows]: the id of each row of the law; hot ids are anywhere."""
         return torch.randperm(self.num_rows, generator=_seeded(1))
 
 
 class Model(nn.Module):
     """A logistic regression on summed embeddings: a step is lookups, exchanges and updates.
 
-    It reports how far its loss is above that of the logits that labels are drawn by: what is left
-    to learn, without the noise of labels. These lie in `dense`, which it does not read otherwise.
+    It reports how far its loss is above that of the logits from which labels are drawn: what is
+    left to learn, without the noise of labels. These logits are in `dense`, which it uses for
+    nothing else.
     """
 
     def __init__(self, clicks: Clicks) -> None:
@@ -131,7 +133,8 @@ class Model(nn.Module):
 
 
 class ClickSums(nn.Module):
-    """Sequences of one length summed; a module, so that TorchRec's tracer does not look inside."""
+    """The sums of sequences of one length; a module, so that TorchRec's tracer does not look
+    inside."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__()
@@ -147,7 +150,7 @@ class ClickSums(nn.Module):
 
 
 class Held:
-    """A loader of so many batches, which are made when it is."""
+    """A loader of a fixed number of batches, which are made together with it."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = list(batches)
@@ -168,7 +171,7 @@ class Held:
         self._next = state["next"]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to close."""
 
 
 def _seeded(seed: int) -> torch.Generator:

@@ -1,4 +1,5 @@
-"""On a rank: what a step of an embedding collection hands to all-to-alls, by torch's dispatcher."""
+"""On a rank: what a step of an embedding collection hands to all-to-alls, seen by torch's
+dispatcher."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ __all__ = ["exchanged"]
 
 
 class ExchangedSequences(nn.Module):
-    """The mean of all that is looked up."""
+    """The mean of everything that is looked up."""
 
     def __init__(self, lookups: TableLookups, dim: int) -> None:
         super().__init__()
@@ -48,9 +49,9 @@ class ExchangedSequences(nn.Module):
 
 
 def exchanged(lookups: TableLookups, dim: int, batch_size: int, steps: int, cached: float) -> float:
-    """Bytes of a step through all-to-alls, ids, rows and their gradients; mean over `steps`.
+    """Bytes of a step through all-to-alls: ids, rows and their gradients; the mean over `steps`.
 
-    Ids are coalesced per rank; the hottest rows, a share `cached` of each table, are on all ranks.
+    Ids are coalesced per rank. The hottest rows, a share `cached` of each table, are on all ranks.
     """
     torch.manual_seed(0)
     plan = TierPlan(

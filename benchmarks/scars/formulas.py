@@ -1,4 +1,4 @@
-"""Rows and bytes that really move, against what the formulas say will."""
+"""Rows and bytes that are really moved, against what the formulas predict."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bytes_moved(
     steps: int,
     cached: float,
 ) -> Figure:
-    """Equation 6 on 2 ranks: ids, rows and gradients of those that are not cached, each once."""
+    """Equation 6 on 2 ranks: ids, rows and gradients of rows that are not cached, each once."""
     rest = sum(
         coalesced(rows, batch_size=batch_size, width=1, cached=int(cached * rows.num_rows))
         - batch_size * rows.lookups
@@ -74,7 +74,7 @@ def bytes_moved(
 
 
 def forecast(columns: CriteoColumns, batch_size: int) -> Figure:
-    """Criteo's second half in its order, from what was counted in the first."""
+    """Criteo's second half in its order, forecast from what was counted in the first."""
     half = len(columns.ids[0]) // 2
     predicted = measured = 0.0
     for name, ids in zip(columns.rows, columns.ids, strict=True):
@@ -96,7 +96,8 @@ def forecast(columns: CriteoColumns, batch_size: int) -> Figure:
 
 
 def growth(name: str, num_rows: int, batch_size: int, target: float, batches: int) -> Figure:
-    """What a sample of an epoch moves with 5 times the rows and batch, over what it did."""
+    """What a sample of an epoch moves with 5 times the rows and batch, divided by what it moved
+    before."""
     small, large = Law(name, num_rows, 1), Law(name, GROWN * num_rows, 1)
     before = _numbers(small, batch_size, batches)
     after = _numbers(large, GROWN * batch_size, batches)
@@ -118,7 +119,7 @@ WIDTH = 64
 
 
 def _numbers(law: Law, batch_size: int, batches: int) -> float:
-    """The numbers of a sample: its index, and its part of the batch's different rows."""
+    """The numbers that a sample moves: its index, and its part of the batch's different rows."""
     unique = statistics.mean(_unique(law, batch_size, seed) for seed in range(batches))
     return law.lookups + unique * WIDTH / batch_size
 

@@ -1,4 +1,4 @@
-"""Processor time of what coalescing and hot batches add, against what there was before."""
+"""Processor time of what coalescing and hot batches add, against the work that there was before."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["classifying", "coalescing", "staging"]
 FEATURES, NUM_IDS = 26, 100_000
 CRITEO_LIKE = {"use": "random", "lookups": 1, "num_ids": [NUM_IDS] * FEATURES}
 CACHED = 20_000
-"""Rows of each table; they lie anywhere in it."""
+"""The number of cached rows of each table; they are anywhere in it."""
 HALF_CACHED = 97_220
-"""So many cached rows that about half of the samples have no other."""
+"""The number of cached rows with which about half of the samples have only cached rows."""
 WINDOW = 16
 
 
 def coalescing(num_rows: int, count: int, rounds: int) -> Figure:
-    """Different ids and inverse of Zipf ids that lie anywhere in the table."""
+    """The different ids, and the inverse, of Zipf ids that are anywhere in the table."""
     drawn = Law("Zipf 1.05", num_rows, 1).draw(count, seed=0)["table"]
     ids = torch.randperm(num_rows, generator=torch.Generator().manual_seed(1))[drawn]
     places, numbers = ids.numpy(), np.arange(num_rows, dtype=np.int32)
@@ -71,10 +71,11 @@ def _features(batch: Batch) -> SparseFeatures:
 
 
 def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
-    """Which samples of joined windows are hot, against reading them from Parquet into batches.
+    """Finding which samples of joined windows are hot, against reading them from Parquet into
+    batches.
 
-    The value is that of half of the samples hot: a sample is read up to its first row that is not
-    cached, so few hot ones take less.
+    The value is for half of the samples hot: a sample is read up to its first row that is not
+    cached, so with few hot samples it takes less time.
     """
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         stack = _stack(folder, samples, batch_size)
@@ -110,7 +111,7 @@ def classifying(samples: int, batch_size: int, rounds: int) -> Figure:
 
 
 def staging(samples: int, batch_size: int, rounds: int) -> Figure:
-    """What it adds to reading to have the samples in hot batches and others."""
+    """What it adds to reading to put the samples into hot batches and others."""
     with tempfile.TemporaryDirectory(prefix="recd-bench-") as folder:
         stack = _stack(folder, samples, batch_size)
         planned = _Planned(stack.schema.sparse_names, HALF_CACHED)
@@ -149,7 +150,7 @@ def staging(samples: int, batch_size: int, rounds: int) -> Figure:
 
 
 class _Planned:
-    """A tier plan of which rows are cached: as many of each table."""
+    """A tier plan that says which rows are cached: equally many of each table."""
 
     def __init__(self, names: Sequence[str], cached: int) -> None:
         rows = np.random.default_rng(0).permutation(NUM_IDS)[:cached]

@@ -1,4 +1,4 @@
-"""A table of which half fits: in a mapped file, with replicas of the hot rows in front."""
+"""A table of which half fits into memory: in a mapped file, with replicas of its hot rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["LargeWorkload", "larger_than_memory"]
 DIM = 64
 LOOKUPS = 10
 STRIDE = 1_000_003
-"""Rank times this, modulo the rows, is the id: a prime, so that hot rows lie on many pages."""
+"""Rank times this, modulo the rows, is the id: a prime, so that hot rows are on many pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class LargeWorkload:
 
 @dataclass(frozen=True)
 class TrainedLarge:
-    """What one side did."""
+    """What one side took."""
 
     losses: list[float]
     seconds: list[float]
@@ -78,12 +78,12 @@ class TrainedLarge:
 
     @property
     def late(self) -> list[float]:
-        """The times of the steps after a quarter: caches are warm."""
+        """The times of the steps after the first quarter, when caches are warm."""
         return self.seconds[len(self.seconds) // 4 :]
 
 
 def larger_than_memory(quick: bool, folder: Path | None = None) -> list[Figure]:
-    """The figures, or none and why where memory cannot be capped, or `folder` is no disk."""
+    """The figures; or none, and why, if memory cannot be capped or `folder` is not on a disk."""
     folder = Path(tempfile.gettempdir()) if folder is None else folder
     work = (
         LargeWorkload(num_rows=1 << 20, hot=1 << 14, batch_size=1024, steps=16)
@@ -150,7 +150,7 @@ def figures(work: LargeWorkload, folder: Path) -> list[Figure]:
 def on_a_rank(
     work: LargeWorkload, batches: list[Tensor], folder: Path | None, cap: MemoryCap | None
 ) -> TrainedLarge | None:
-    """Train in a process of its own; None if the system killed it."""
+    """Train in a separate process; None if the system killed it."""
     with GlooPool(deadline=600) as pool:
         try:
             return pool.run(train, work, batches, folder, cap, world_size=1)[0]

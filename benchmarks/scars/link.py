@@ -1,4 +1,4 @@
-"""Steps and epochs of 4 ranks, each behind a slow link of its own, against plain row-wise."""
+"""Steps and epochs of 4 ranks, each behind its own slow link, against plain row-wise."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ RANKS, MBIT = 4, 200
 WARM_UP = 3
 """Steps in which pipelines fill and kernels compile."""
 HOT_STEPS = 20
-"""Hot and normal ones, at least."""
+"""The least number of hot steps, and of normal steps."""
 SHARE = 0.8
-"""The share of what there is to learn."""
+"""The share of what there is to learn that has to be learnt."""
 PLAIN = ScarsSide(name="plain row-wise")
 TABLE_WISE = ScarsSide(name="plain table-wise", kind="table_wise")
 COALESCED = ScarsSide(name="coalesced", coalesce="rank")
@@ -32,14 +32,14 @@ COALESCED = ScarsSide(name="coalesced", coalesce="rank")
 
 @dataclass(kw_only=True)
 class EmulatedLink:
-    """Ranks over a slow network; a context manager's inside."""
+    """Ranks over a slow network, inside a context manager."""
 
     ranks: ClusterRanks
     rounds: int
     dim: int = 64
 
     def coalescing(self, num_rows: int, batch_size: int, *, bags: bool) -> Iterator[Figure]:
-        """A step with and without, of sequences, and of bags if they are asked for."""
+        """A step with and without coalescing, for sequences and, with `bags`, for bags too."""
         law = "Zipf 1.05"
         sequences = self._clicks(law, num_rows, tables=1, lookups=20, pooled=False)
         name = f"step with coalescing, {law}"
@@ -126,7 +126,7 @@ class EmulatedLink:
     def epoch(
         self, clicks: Clicks, sizes: Sequence[int], samples: int, share: float, target: float
     ) -> Figure:
-        """The time to one loss, each side at the batch size at which it is there soonest."""
+        """The time to a given loss, for each side at the batch size that reaches it soonest."""
         ours = ScarsSide(name="SCARS", coalesce="rank", cached=share, hot_batches=True)
         found = {
             side: {size: self._learned(clicks, side, size, samples) for size in sizes}
@@ -156,7 +156,7 @@ class EmulatedLink:
     def _turns(
         self, clicks: Clicks, sides: Sequence[ScarsSide], batch_size: int, warm: int | None = None
     ) -> list[Steps]:
-        """So many warm steps of each side."""
+        """Warm steps of each side."""
         steps = WARM_UP + (warm or self.rounds)
         return [
             _warm(self.ranks.run(trained, clicks, side, batch_size, steps)[0]) for side in sides
@@ -176,7 +176,7 @@ class EmulatedLink:
 
 
 def over_the_link(quick: bool) -> list[Figure]:
-    """The figures, or none and why where no cluster can be emulated."""
+    """The figures; or none, and why, if no cluster can be emulated."""
     if missing := available():
         print(f"no figures over a slow link: they need {missing}", file=sys.stderr)
         return []
@@ -204,7 +204,7 @@ def over_the_link(quick: bool) -> list[Figure]:
 
 
 def _of_link(seconds: float, sent: float) -> Limit:
-    """The limit of a side that sends so many bytes, beside one that takes so many seconds."""
+    """The limit of a side that sends `sent` bytes, against one that takes `seconds`."""
     least = link_seconds(sent, MBIT)
     return Limit(
         value=seconds / least,

@@ -1,7 +1,7 @@
-"""Caps on the memory of a process, of which pages of files are a part: Linux's control groups.
+"""Caps on the memory of a process, including pages of files: Linux's control groups.
 
-RLIMIT_DATA will not do: it leaves out pages of files, so that a mapped table may lie in memory
-whole. RLIMIT_AS counts what is mapped, in memory or not, and RLIMIT_RSS is not enforced.
+RLIMIT_DATA is not enough: it leaves out pages of files, so that a whole mapped table may be in
+memory. RLIMIT_AS counts what is mapped, in memory or not, and RLIMIT_RSS is not enforced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 class NoMemoryCap(Exception):
-    """Control groups of memory cannot be made here; says why."""
+    """Control groups of memory cannot be made here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class MemoryCap:
     folder: Path
 
     def enter(self) -> None:
-        """Have all that this process comes to use from now on count; what it has does not."""
+        """Count the memory that this process uses from now on; what it has already does not
+        count."""
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def most(self) -> int:
@@ -40,7 +41,8 @@ class MemoryCap:
 
 @contextlib.contextmanager
 def memory_cap(num_bytes: int) -> Iterator[MemoryCap]:
-    """Allow at most `num_bytes` to those who enter, without swap; who needs more is killed."""
+    """Allow at most `num_bytes` to the processes that enter, without swap. A process that needs
+    more is killed."""
     version_1 = V1.is_dir()
     folder = (V1 if version_1 else V2) / f"recd-{os.getpid()}"
     limits = (
@@ -65,7 +67,7 @@ def memory_cap(num_bytes: int) -> Iterator[MemoryCap]:
 
 
 def _remove(folder: Path) -> None:
-    """Once the last process in it is gone."""
+    """Remove the folder once the last process in it is gone."""
     for _ in range(50):
         try:
             folder.rmdir()

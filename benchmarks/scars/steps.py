@@ -31,24 +31,25 @@ __all__ = ["ScarsSide", "Steps", "trained"]
 CPU = torch.device("cpu")
 WINDOW = 8
 TABLES_LR = 0.01
-"""The rate of 0.005 to 1 at which batches of 1,024 and of 4,096 samples learn soonest."""
+"""The rate, among those from 0.005 to 1, at which batches of 1,024 and 4,096 samples learn
+soonest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScarsSide:
-    """How tables are held; by default plain TorchRec, row-wise."""
+    """How tables are kept; by default plain TorchRec, row-wise."""
 
     name: str
     coalesce: Coalesce = "none"
     cached: float = 0.0
-    """The share of lookups that rows take which all ranks have."""
+    """The share of lookups taken by rows that all ranks have."""
     hot_batches: bool = False
     kind: Literal["row_wise", "table_wise"] = "row_wise"
-    """How TorchRec shards what it is left."""
+    """How TorchRec shards the rest."""
 
     @property
     def plain(self) -> bool:
-        """Whether it is TorchRec alone."""
+        """Whether the side is plain TorchRec."""
         return self.coalesce == "none" and not self.cached
 
     def plan(self, clicks: Clicks) -> TierPlan:
@@ -72,13 +73,13 @@ class Steps:
     sent: list[int]
     """Bytes that left this rank's node."""
     losses: list[float]
-    """What is left to learn, the mean over the ranks."""
+    """What is left to learn, as the mean over the ranks."""
     hot: list[bool]
 
 
 @dataclass(frozen=True)
 class _PlannedSteps:
-    """What the stage of hot batches asks."""
+    """What the stage of hot batches needs of a plan."""
 
     tier_plan: TierPlan
     features_of: Mapping[str, tuple[str, ...]]
@@ -86,7 +87,8 @@ class _PlannedSteps:
 
 
 def trained(clicks: Clicks, side: ScarsSide, batch_size: int, steps: int) -> Steps:
-    """Train so many steps, of batches a rank of `batch_size`; the same samples for every side."""
+    """Train `steps` steps with batches of `batch_size` per rank; all sides have the same
+    samples."""
     torch.manual_seed(0)
     optimizer = OptimizerSettings(tables="rowwise_adagrad", tables_lr=TABLES_LR)
     model = Model(clicks)

@@ -29,7 +29,7 @@ UNIFORM = "uniform"
 
 
 class TableLookups(Protocol):
-    """Samples that are drawn as their distributions say."""
+    """Samples that are drawn by their distributions."""
 
     @property
     def rows(self) -> Mapping[str, RowDistribution]:
@@ -37,7 +37,7 @@ class TableLookups(Protocol):
 
     @property
     def lookups(self) -> int:
-        """Lookups of a sample, in each table."""
+        """Lookups of a sample in each table."""
 
     def draw(self, batch_size: int, seed: int) -> Mapping[str, Tensor]:
         """[batch_size * lookups] ids of each table."""
@@ -69,10 +69,10 @@ class Law:
 
 @dataclass(frozen=True, eq=False)
 class CriteoColumns:
-    """A table for each column of a log, of which samples are drawn, again and again."""
+    """A table for each column of a log, from which samples are drawn repeatedly."""
 
     ids: Sequence[Integers]
-    """The ids of each column, one of every sample, from 0 on."""
+    """The ids of each column, one for every sample, counted from 0."""
     lookups: int = field(default=1, init=False)
 
     @cached_property
@@ -88,7 +88,7 @@ class CriteoColumns:
 
 
 def criteo(folder: Path) -> CriteoColumns | None:
-    """The categories of 10,000 rows of Criteo Kaggle; None where they are not there."""
+    """The categories of 10,000 rows of Criteo Kaggle; None if the files are not there."""
     if not all((folder / name).exists() for name in CRITEO):
         return None
     blocks = [rows for name in CRITEO for rows in read_rows(folder / name, 0, 1 << 30)]
