@@ -1,1 +1,1 @@
-"""What the project says of data that it has not seen, beside what turns out."""
+"""What the project says about data that it has not seen, compared with what turns out."""

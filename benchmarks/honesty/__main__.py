@@ -1,9 +1,9 @@
-"""What is forecast of data that nobody has seen, beside what turns out.
+"""What is forecast for data that nobody has seen, compared with what turns out.
 
     python -m benchmarks.honesty [--quick] [--json] [--data FOLDER] [--only PART...]
 
-`FOLDER` holds small real tables (yoochoose, ml100k, criteo); those that are not there are left
-out. Parts: coverage, trained, profile, imports, scored_ids, step_time; all by default.
+`FOLDER` has small real tables (yoochoose, ml100k, criteo); missing ones are left out. Parts:
+coverage, trained, profile, imports, scored_ids, step_time; by default all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The share of lookups that a cache serves: forecast by a profile, and served by what came."""
+"""The share of lookups that a cache serves: as forecast by a profile, and as really served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Judged", "figures", "judge"]
 SHARES = (0.3, 0.5, 0.7)
 """Caches of so much coverage, by the forecast; as far as it reaches."""
 ROWS = (0.01, 0.05)
-"""Caches of such parts of the rows."""
+"""Caches of these shares of the rows."""
 BATCHES = 100
 """Of each rank, at most; and of a small table no more than a fifth."""
 
@@ -40,7 +40,7 @@ class Judged:
     low: float
     high: float
     own: float
-    """What the sample's own counts promise."""
+    """The share that the sample's own counts promise."""
     served: float
     seconds: float
     """What the profile took."""
@@ -58,7 +58,7 @@ class Judged:
 
 
 def judge(table: HonestyTable, folder: Path) -> list[Judged]:
-    """Count a part of a table as planners do; then see what the rows so chosen serve in the rest
+    """Count a part of a table as planners do; then see what the rows chosen by it serve in the rest
     of the epoch."""
     stack = table.stack(folder)
     counted = table.counted(stack)

@@ -1,4 +1,4 @@
-"""What a profile takes, counted until it is settled, beside the reading of an epoch."""
+"""What it takes to count a profile until it is settled, compared with reading an epoch."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def schema(scored: bool) -> Schema:
 
 
 def table_of(folder: Path, samples: int, scored: bool) -> Table:
-    """The same ids, with weights or without."""
+    """A table of the same ids, with or without weights."""
     draw = np.random.default_rng(SEED)
     columns: dict[str, Any] = {
         "session_id": np.arange(samples) // S,
@@ -62,7 +62,7 @@ def table_of(folder: Path, samples: int, scored: bool) -> Table:
 
 
 def sides(folder: Path, samples: int) -> dict[str, dict[str, Any]]:
-    """Registries that differ in nothing but weights and deduplication."""
+    """Registries that differ only in weights and deduplication."""
     found = {}
     for ids, scored in (("ids", False), ("scored ids", True)):
         path = str(table_of(folder / ids, samples, scored).path)

@@ -92,7 +92,7 @@ class Case:
 
 
 def registry(case: Case, side: str) -> dict[str, Any]:
-    """What differs from side to side is `dedup` alone."""
+    """The registry of a side: sides differ only in `dedup`."""
     values = _small() if case.model == "small" else models.registry("rm1", RM1_SCALE)
     dataset = values["dataset"]
     dataset |= {"samples": case.samples, "test_fraction": 1e-3, "seed": SEED}
@@ -137,7 +137,7 @@ def _small() -> dict[str, Any]:
 
 
 def _feature(feature: Mapping[str, Any], table: OddTable) -> dict[str, Any]:
-    """A feature of a user, as the table has it."""
+    """A user feature with the table's properties."""
     changed = dict(feature)
     if feature["kind"] == "user":
         changed["stay"] = min(float(feature["stay"]), table.stay)
@@ -188,7 +188,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a case: how many times as fast as plain steps."""
+    """The outcome of a case: how many times as fast as plain steps."""
 
     case: Case
     auto: float

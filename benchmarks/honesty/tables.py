@@ -1,4 +1,4 @@
-"""Tables whose truth is known: generated, or real ones of which the rest was not counted."""
+"""Tables whose truth is known: generated ones, or real ones whose rest was not counted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HonestyTable(ABC):
     @property
     @abstractmethod
     def drifts(self) -> bool:
-        """Whether its rows are not as popular late as they were early."""
+        """Whether the popularity of its rows changes from early to late."""
 
     @abstractmethod
     def dataset(self, folder: Path) -> Mapping[str, Any]:
@@ -168,7 +168,7 @@ class Real(HonestyTable):
     timed: bool = True
     """Whether it lies in the order of time, over days or months."""
     tables: tuple[str, ...] = ()
-    """Those that are judged; all by default."""
+    """The tables that are judged; by default all."""
 
     @property
     def drifts(self) -> bool:
@@ -206,7 +206,7 @@ def generated_tables(samples: int) -> Iterator[Generated]:
 
 
 def real_tables(folder: Path) -> Iterator[Real]:
-    """Those that lie in `folder`."""
+    """The real tables that are in `folder`."""
     clicks, ratings = folder / "yoochoose/clicks.tsv", folder / "ml100k/ml-100k.inter"
     criteo = folder / "criteo/kaggle_8k.tsv"
     for shuffled in (True, False):

@@ -1,4 +1,4 @@
-"""Runs that say what was forecast of them, and what came: dedupe factor, bytes, served lookups."""
+"""Runs that report what was forecast and what came: dedupe factor, bytes, served lookups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainedTable:
 
     table: HonestyTable
     clustered: bool = True
-    """Whether it lies clustered by session, and batches keep sessions whole."""
+    """Whether the table is clustered by session, and batches keep sessions whole."""
     planner: Mapping[str, Any]
     """The slot `sharding` or `cache`."""
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.recd_data [--quick] [--json]
 
-A quick run has fewer sessions than a partition of an hour, so it measures files on a sixth
-of the features: then a page of the time-ordered baseline repeats sessions as little.
+A quick run has fewer sessions than a partition of an hour, so it measures files on a sixth of the
+features: then a page of the time-ordered baseline repeats sessions as rarely.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 0
 BATCH_SIZE = 4096
 QUICK_SAMPLES, SAMPLES = 65_536, 655_360
 QUICK_SHARE = 6
-"""A quick run measures files on every sixth feature, and on as many times the samples."""
+"""A quick run measures files on every sixth feature, and on six times the samples."""
 
 
 def measure(quick: bool) -> Report:
@@ -52,9 +52,9 @@ def compare(
     rounds: int,
     batch_size: int = BATCH_SIZE,
 ) -> Report:
-    """All figures on the table of `config`, but file sizes on that of `stored`.
+    """All figures on the table of `config`, except file sizes, which are on that of `stored`.
 
-    torch runs on one thread, as it does in a reader's worker, for both sides.
+    For both sides torch runs on one thread, as in a reader's worker.
     """
     torch.set_num_threads(1)
     by_time = _generated(config, folder / "by_time")
@@ -93,7 +93,8 @@ def compare(
 
 
 def narrow(config: SessionsConfig) -> SessionsConfig:
-    """Every sixth feature, dense too, and six times the samples: as many bytes."""
+    """Every sixth feature, also of the dense ones, and six times the samples: equally many
+    bytes."""
     return dataclasses.replace(
         config,
         samples=config.samples * QUICK_SHARE,
@@ -113,8 +114,8 @@ def _clustered(table: Table, folder: Path, *, leave_out_repeats: bool = False) -
 
 
 def _stored(config: SessionsConfig, folder: Path) -> tuple[Table, Table, Table]:
-    """The tables, by time and by session, the last with repeats left out, whose files are
-    measured."""
+    """The tables whose files are measured: by time, by session, and by session with repeats left
+    out."""
     by_time = _generated(config, folder / "stored_by_time")
     return (
         by_time,

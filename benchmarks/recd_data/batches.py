@@ -1,4 +1,4 @@
-"""What becomes of one batch (O3, O4): conversion, preprocessing, bytes to the trainer."""
+"""What happens to one batch (O3, O4): conversion, preprocessing, bytes to the trainer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ PAD = -1
 
 
 def conversions(table: Table, groups: Groups, batch_size: int, rounds: int) -> list[Figure]:
-    """Batches of columns in memory, each in a place of its own, as a file's are, to tensors."""
+    """Conversions to tensors, of batches of columns in memory, each column in its own place, like
+    those of a file."""
     inputs = _columns(table, groups, batch_size)
     lists = tuple(group for group in groups if table.schema.feature(group[0]).sequence)
     listed = [{key: columns[key] for key in chain(*lists)} for columns in inputs]
@@ -140,7 +141,7 @@ def _against_unique(inputs: Sequence[Columns], groups: Groups, rounds: int) -> l
 
 
 def _partial(inputs: Sequence[Columns], groups: Groups, rounds: int) -> list[Figure]:
-    """The figures of the groups whose lists shift where they change."""
+    """The figures of the groups whose lists shift when they change."""
     shift = {one.name for one in sessions("rm1", SMALL, samples=1).features if one.shift}
     shifted = tuple(group for group in groups if group[0] in shift)
     kjts = [_concatenate({key: columns[key] for key in chain(*shifted)}) for columns in inputs]
@@ -239,7 +240,7 @@ def wire(table: Table, groups: Groups, batch_size: int) -> list[Figure]:
 
 
 def _columns(table: Table, groups: Groups, batch_size: int) -> list[Columns]:
-    """The features of the groups of some batches, each column in memory of its own."""
+    """The features of the groups in some batches, each column in its own memory."""
     found: list[Columns] = []
     for batch in batches(table, batch_size, BATCHES):
         features = batch.features.to_dict()
@@ -253,7 +254,8 @@ def _columns(table: Table, groups: Groups, batch_size: int) -> list[Columns]:
 
 
 def _each(inputs: Sequence[object], convert: Callable[..., object]) -> Callable[[], None]:
-    """Converts all, and keeps nothing: else every round would be one of fresh pages."""
+    """A call that converts all inputs and keeps nothing: otherwise every round would use fresh
+    pages."""
 
     def run() -> None:
         for one in inputs:
@@ -289,12 +291,13 @@ def _concatenate(columns: Columns) -> KeyedJaggedTensor:
 
 
 def _memcpy(inputs: Sequence[Columns]) -> Callable[[], None]:
-    """Copies every id into memory that is there already."""
+    """A call that copies every id into memory that exists already."""
     return copies([column.values.numpy() for columns in inputs for column in columns.values()])
 
 
 def _least(inputs: Sequence[Columns], groups: Groups) -> Callable[[], None]:
-    """Reads every id, and copies what an IKJT of them holds, into memory that is there already."""
+    """A call that reads every id, and copies the content of an IKJT of them into memory that exists
+    already."""
     ids = [column.values.numpy() for columns in inputs for column in columns.values()]
     ikjts = [InverseKeyedJaggedTensor.from_jagged(columns, groups) for columns in inputs]
     held = [(one.kjt.values(), one.kjt.lengths(), one.inverse_lookup) for one in ikjts]
@@ -302,7 +305,7 @@ def _least(inputs: Sequence[Columns], groups: Groups) -> Callable[[], None]:
 
 
 def padded_unique(columns: Columns, group: Sequence[str]) -> tuple[list[Jagged], Tensor]:
-    """A group's unique samples, and the inverse lookup, by the way that torch has."""
+    """A group's unique samples, and the inverse lookup, in torch's own way."""
     widths = [int(columns[key].lengths.max()) for key in group]
     rows = torch.cat(
         [

@@ -1,4 +1,4 @@
-"""O1's gain: how far a log shrinks, measured on its files, by route."""
+"""O1's gain: how much a log shrinks, measured on its files, by route."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Compression", "compression", "compression_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """What a log holds and what it takes."""
+    """The size of a log's content, and of its files."""
 
     route: LogRoute
     shards: int
@@ -33,7 +33,7 @@ class Compression:
     bytes_out: int
     """Bytes of the files."""
     bytes_torn: int
-    """Bytes in torn tails of the files: written when a writer was killed, or being written now."""
+    """Bytes in torn tails of the files: those of a killed writer, or those being written now."""
 
     @property
     def ratio(self) -> float:
@@ -51,7 +51,7 @@ class Compression:
 
 
 def compression_of(folder: Path) -> Compression:
-    """The compression of a log on disk; checks every block, so damage raises `DataError`."""
+    """The compression of a log on disk. Every block is checked, and damage raises `DataError`."""
     manifest = Manifest.of(folder)
     if manifest is None:
         raise DataError(f"{folder}: holds no log (no manifest). Check the path.")

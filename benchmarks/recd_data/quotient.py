@@ -1,4 +1,4 @@
-"""One side's time over the other's, round by round."""
+"""One side's time divided by the other's, round by round."""
 
 from __future__ import annotations
 

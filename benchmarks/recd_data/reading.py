@@ -43,8 +43,8 @@ def reader(
     batch_size: int,
     rounds: int,
 ) -> list[Figure]:
-    """Rows in the order of time, with ids of 8 bytes as others write them (`wide`) and of 4, and
-    clustered ones, all in their files or with repeats `left_out`."""
+    """The figures of rows in the order of time, with ids of 8 bytes, as others write them (`wide`),
+    and of 4; and of clustered rows, with all values in their files or with repeats `left_out`."""
     transforms = steps(by_time.schema)
     plain, recd = BatchTransform(transforms), BatchTransform(transforms, Exact(groups))
     schema = by_session.schema
@@ -161,7 +161,8 @@ def conversion(
 
 
 def _gathering_of(loader: LocalLoader) -> Callable[[], float]:
-    """Reads an epoch; its result is what gathering and converting took, in seconds a batch."""
+    """A call that reads an epoch and returns how long gathering and converting took, in seconds per
+    batch."""
 
     def taken() -> float:
         seconds = loader.read_seconds

@@ -28,8 +28,8 @@ __all__ = ["clustering", "file_sizes", "logs"]
 
 
 def file_sizes(by_time: Table, by_session: Table, left_out: Table, folder: Path) -> list[Figure]:
-    """The clustered table, all of it in its files or with repeats `left_out`, against the same rows
-    by time: well packed, with ids of 8 bytes as others write them and of 4."""
+    """The clustered table, with all values in its files or with repeats `left_out`, against the
+    same rows by time: well packed, with ids of 8 bytes, as others write them, and of 4."""
     ours, left, narrow = _size(by_session), _size(left_out), _strongly_packed(by_time)
     strong = _strongly_packed(with_wide_ids(by_time, folder))
     least = _without_repeats(by_session, ClusterConfig().compression_level)
@@ -96,7 +96,8 @@ def logs(by_time: Table) -> list[Figure]:
 
 
 def clustering(by_time: Table, folder: Path, rounds: int) -> list[Figure]:
-    """The default memory; each side reads and writes whole tables, verified in clustering."""
+    """Clustering with the default memory; each side reads and writes whole tables, which clustering
+    verifies."""
     step, copied, clustered = ClusterBySession(ClusterConfig()), folder / "copy", folder / "again"
     sides: dict[str, Callable[[], object]] = {
         "copy": lambda: write_table(copied, by_time.schema, chunks_of(by_time)),
@@ -160,8 +161,8 @@ def _strongly_packed(table: Table) -> int:
 
 
 def _without_repeats(table: Table, level: int) -> int:
-    """Bytes of the columns by themselves, in the pages of our files, of no value that the row
-    before has too."""
+    """Bytes of the columns alone, in the pages of our files, without values that the previous row
+    has too."""
     total = 0
     arrow = table.schema.in_files()
     for name in arrow.names:

@@ -1,4 +1,4 @@
-"""The reader service beside the local reader, and workers that are killed.
+"""The reader service compared with the local reader, and workers that are killed.
 
     python -m benchmarks.service [--quick] [--json] [--trials N [--seed S]]
 
@@ -31,7 +31,7 @@ LARGER = 2048
 def measure(
     quick: bool, count: int | None = None, seed: int = 0, *, samples: int | None = None
 ) -> Report:
-    """torch runs on one thread, as it does in a worker; `count`: trials alone, so many."""
+    """torch runs on one thread, as in a worker. With `count`, only that many trials are made."""
     torch.set_num_threads(1)
     samples = samples or (30_000 if quick else 120_000)
     rounds, few = (3, 2) if quick else (7, 6)

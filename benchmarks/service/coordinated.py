@@ -1,4 +1,5 @@
-"""What a coordinator costs: workers and clients of a large fleet call one, as real ones do."""
+"""What a coordinator costs: simulated workers and clients of a large fleet call it, as real ones
+do."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ __all__ = ["coordinator_load"]
 
 CLIENTS, ASKED = 64, 8
 CALLERS = 16
-"""Connections that they share: what is measured is the coordinator, not this process."""
+"""The number of connections that they share: the coordinator is measured, not this process."""
 DELIVERY = "0123456789abcdef"
 
 
 def coordinator_load(workers: int, seconds: float) -> Figure:
-    """Processor time of a coordinator's process, once all that call it do so at their interval: the
-    more workers there are, the longer that is."""
+    """Processor time of a coordinator's process, once all callers call at their interval, which is
+    longer the more workers there are."""
     command = [sys.executable, "-m", "recd_dsi.service.cli", "coordinator", "--page", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -55,7 +56,7 @@ def coordinator_load(workers: int, seconds: float) -> Figure:
 
 
 class _Simulated:
-    """Heartbeats and questions, each as often as the coordinator says."""
+    """Heartbeats and questions, each as often as the coordinator requires."""
 
     def __init__(self, address: str, workers: int) -> None:
         self.calls = self.refused = 0
@@ -73,12 +74,12 @@ class _Simulated:
             threading.Thread(target=self._speak, args=(caller,), daemon=True).start()
 
     def settle(self) -> None:
-        """Return once all have spoken twice, the second time at their interval."""
+        """Return once all have called twice, the second time at their interval."""
         while min((self._heard.get(n, 0) for n in range(self._speaking)), default=0) < 2:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """Call no more."""
+        """Stop calling."""
         self._closed.set()
 
     def _worker(self, number: int) -> Callable[[Caller], float]:

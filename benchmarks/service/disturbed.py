@@ -29,7 +29,7 @@ TWO = {
 
 
 def stall(folder: Path, kills: int, *, samples: int, batch_size: int) -> Figure:
-    """Each epoch one worker of two is killed, and the longest wait of the rest of it counts."""
+    """In each epoch one worker of two is killed, and the longest wait in its rest counts."""
     loader = service(stack_of(folder, "IKJT", TWO, samples=samples, batch_size=batch_size))
     list(loader)  # both are there
     worst = []
@@ -59,7 +59,7 @@ def stall(folder: Path, kills: int, *, samples: int, batch_size: int) -> Figure:
 
 
 def _kill_one(pids: Sequence[int]) -> None:
-    """The first that lives: one that was killed before may not have been missed yet."""
+    """Kill the first one that lives: the loss of an earlier one may not have been noticed yet."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

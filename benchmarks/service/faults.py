@@ -1,4 +1,4 @@
-"""What can go wrong in a service: each fault is done to processes in mid-run, by chance."""
+"""What can go wrong in a service: each fault hits processes at random times during a run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "Fault"]
 
 LARGEST_FILE = 1 << 16
-"""Bytes of a file of the cache at most, as after a disk is full."""
+"""The most bytes of a file of the cache, as if the disk were full."""
 FLAT = 1 << 18
-"""Bytes in half a second, below which memory does not grow."""
+"""Memory that grows by fewer bytes than this in half a second counts as not growing."""
 PATIENCE = 60.0
 """Seconds in which it must stop growing."""
 HANGS = 1.5
@@ -47,7 +47,7 @@ class Fault(NamedTuple):
     times: int = 3
     """How often it happens in a run."""
     may_end: bool = False
-    """Whether the run may end with a message, to be begun again where it was."""
+    """Whether the run may end with a message, and be started again where it was."""
     proxied: bool = False
     """Whether calls to workers go through proxies."""
     paused: bool = False
@@ -63,7 +63,7 @@ def _kill(pid: int | None) -> None:
 
 
 def _stop(service: Service, pid: int | None) -> None:
-    """It hangs, and goes on later."""
+    """The process hangs, and continues later."""
 
     def send(which: signal.Signals) -> None:
         if pid is not None:
@@ -109,12 +109,12 @@ def stop_rank(service: Service) -> None:
 
 
 def truncate_file(service: Service) -> None:
-    """The table's file is cut short where it lies."""
+    """The table's file is cut short in place."""
     os.truncate(service.file, service.chance.randrange(service.file.stat().st_size))
 
 
 def replace_file(service: Service) -> None:
-    """Another file of as many rows takes its name, and a worker comes that opens it."""
+    """Another file with equally many rows takes its name, and a new worker opens it."""
     other = service.file.with_suffix(".other")
     with pq.ParquetFile(service.file) as file, pq.ParquetWriter(other, file.schema_arrow) as sink:
         for group in range(file.num_row_groups):
@@ -125,7 +125,7 @@ def replace_file(service: Service) -> None:
 
 
 def fill_disk(service: Service) -> None:
-    """From now on writing a file of the cache fails in its midst."""
+    """From now on, writing a file of the cache fails halfway."""
     most = service.chance.randrange(LARGEST_FILE)
     for pid in service.workers():
         with contextlib.suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ def fill_disk(service: Service) -> None:
 
 
 def damage_cache(service: Service) -> None:
-    """A bit of each file of the cache is another, or the file is cut short."""
+    """A bit of each file of the cache is flipped, or the file is cut short."""
     for path in service.cache.iterdir():
         with contextlib.suppress(OSError):
             whole = bytearray(path.read_bytes())
@@ -149,7 +149,7 @@ def damage_cache(service: Service) -> None:
 
 
 def consume_slowly(service: Service) -> None:
-    """The rank takes nothing until nobody's memory grows; it says then how much waits in it."""
+    """The rank takes nothing until no process's memory grows; then it says how much waits in it."""
     pids = [service.rank.pid, *service.workers()]
     until, before, flat = time.monotonic() + PATIENCE, -FLAT, 0
     while flat < 3 and time.monotonic() < until:
@@ -162,7 +162,7 @@ def consume_slowly(service: Service) -> None:
 
 
 def cut_connections(service: Service) -> None:
-    """Those to a worker die without a word, and others are opened that say nothing."""
+    """Connections to a worker die without notice, and others are opened that send nothing."""
     proxies = service.proxies()
     if proxies:
         service.chance.choice(proxies).cut(service.chance.uniform(0.0, HANGS))
@@ -176,7 +176,7 @@ def cut_connections(service: Service) -> None:
 
 
 def jump_clocks(service: Service) -> None:
-    """The wall clock of each process is another day's."""
+    """The wall clock of each process jumps to another day."""
     jumping_clock.jump(service.clock, service.chance.uniform(-999, 999) * DAY)
 
 
@@ -212,7 +212,7 @@ class _Liar:
 
 
 def _resident(pid: int | None) -> int:
-    """Bytes of memory of a process; 0 where it is gone."""
+    """Bytes of memory of a process; 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):

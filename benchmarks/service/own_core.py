@@ -1,4 +1,4 @@
-"""One worker beside the local reader where each has one core: workers run on machines of their own,
+"""One worker compared with the local reader, each with one core: real workers run on other machines
 and do not share the trainer's processors."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAY = "the wire"
 
 
 def missing_cores() -> str:
-    """Why it cannot be measured here, if it cannot."""
+    """Why this cannot be measured here; empty if it can."""
     if len(cores()) > 1:
         return ""
     return "one worker on a core of its own: takes two cores, and a system that pins processes"
@@ -63,6 +63,6 @@ def own_core(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Ite
 
 
 def _epoch(loader: Iterable[Batch], on: Mapping[int, int]) -> int:
-    """The rows of an epoch, while these processes have the cores that are named."""
+    """The rows of an epoch, while these processes have the given cores."""
     with on_cores(on):
         return rows_of(loader)

@@ -24,7 +24,7 @@ SCHEMA = pa.schema([("body", pa.large_binary())])
 
 
 class _Plain(flight.FlightServerBase):
-    """Sends one record batch over and over, from memory, by no code of Python."""
+    """Sends one record batch over and over from memory, without running Python code."""
 
     def __init__(self, size: int, count: int) -> None:
         super().__init__("grpc://127.0.0.1:0")
@@ -71,7 +71,7 @@ def _serve(size: int, count: int, pipe: Connection) -> None:
 
 
 def copied(size: int, count: int) -> Callable[[], int]:
-    """Copy so many bodies, each to memory of its own."""
+    """A call that copies `count` bodies of `size` bytes, each to its own memory."""
     body = torch.zeros(size, dtype=torch.uint8)
 
     def take() -> int:
@@ -81,7 +81,7 @@ def copied(size: int, count: int) -> Callable[[], int]:
 
 
 def packed(batches: Sequence[Batch]) -> Callable[[], None]:
-    """Pack these batches, as a worker does, and keep none."""
+    """A call that packs these batches, as a worker does, and keeps none."""
 
     def pack() -> None:
         for batch in batches:

@@ -1,4 +1,4 @@
-"""A proxy whose connections can die without a word, as where a cable is cut: half-open ones."""
+"""A proxy whose connections can die without notice and stay half-open, as when a cable is cut."""
 
 from __future__ import annotations
 

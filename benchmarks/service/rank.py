@@ -1,6 +1,6 @@
 """A trainer's rank: it trains, writes down each step's loss and batch, and keeps checkpoints.
 
-Killed and started again it goes on from its latest checkpoint.
+If it is killed and started again, it continues from its latest checkpoint.
 """
 
 from __future__ import annotations
