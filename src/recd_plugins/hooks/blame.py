@@ -25,7 +25,7 @@ __all__ = ["Raised", "blamed", "line_on_import", "raised_by", "remember", "who_e
 HOST = Path(__file__).resolve().parents[1]
 IMPORTS = Path(importlib.__file__).resolve().parent
 TRAINERS = HOST / "planning" / "access"
-"""The host's code that reads a trainer's batches: what it calls is the trainer's."""
+"""The host's code that reads a trainer's batches: code that it calls belongs to the trainer."""
 EXITS = ("_sitebuiltins", "argparse", "optparse")
 """Python's own modules that end the process where they are asked to: `exit()`, a parser."""
 
@@ -37,11 +37,11 @@ class _Plugin(NamedTuple):
     provider: Provider | None
     """None of those that come with the host: what they raise is a defect of ours."""
     names: frozenset[str]
-    """All names that registries have had for it."""
+    """All names that registries have used for it."""
 
 
 _imported: dict[Path, _Plugin] = {HOST: _Plugin("recd_plugins", None, frozenset())}
-"""By the file of each, or the folder of its package."""
+"""The plugins, by their file or the folder of their package."""
 
 
 class _Frame(NamedTuple):
@@ -60,7 +60,7 @@ class Raised(NamedTuple):
     place: str
     """Where, as `MyLog.read (my_log.py:12)`."""
     names: frozenset[str]
-    """All names that registries have had for the plugin."""
+    """All names that registries have used for the plugin."""
 
 
 def remember(name: str, plugin: object, provider: Provider) -> None:
@@ -117,7 +117,7 @@ def who_exits(error: SystemExit) -> Raised | None:
 
 
 def _alone(at: TracebackType) -> TracebackType:
-    """One frame of a traceback, without those that it called."""
+    """One frame of a traceback, without the frames that it called."""
     return TracebackType(None, at.tb_frame, at.tb_lasti, at.tb_lineno)
 
 

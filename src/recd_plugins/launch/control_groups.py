@@ -1,4 +1,4 @@
-"""The control groups of this process, by which a container, or a cluster's job, has its limits."""
+"""The control groups of this process, which set the limits of a container or a cluster's job."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ __all__ = [
 HOST = "127.0.0.1"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""The variable by which ranks join the store of whoever started them: torchrun's, or ours."""
+"""The variable with which ranks join the store of whoever started them: torchrun's, or ours."""
 ELASTIC = "TORCHELASTIC_RUN_ID"
-"""A variable that torchrun sets for its ranks, and others do not."""
+"""A variable that only torchrun sets for its ranks."""
 LOOK = 0.5
 """Seconds between two looks at whether the parent is there."""
 STOPS = frozenset({signal.SIGINT, signal.SIGTERM})
-"""The signals by which a job is asked to stop."""
+"""The signals that ask a job to stop."""
 PARENT = "RECD_PARENT_PIPE"
 """The variable that names the end of a pipe whose other end the launcher holds open."""
 LOCAL_SIZES = (

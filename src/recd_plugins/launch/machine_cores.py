@@ -15,7 +15,7 @@ __all__ = ["cores_of_each", "machine_cores"]
 
 def machine_cores(root: Path = Path("/")) -> int:
     """The cores that this process may use: those to which `taskset` or a cluster's job binds it,
-    and no more than its container's quota of time."""
+    but no more than its container's time quota."""
     return _within_quotas(_bound_to(0), root)
 
 

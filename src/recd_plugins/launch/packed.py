@@ -22,7 +22,7 @@ __all__ = ["Reference", "pack", "unpack"]
 ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
-"""The types of numbers that torch and numpy both have."""
+"""The number types that torch and numpy both have."""
 
 Reference = dict[str, tuple[str, str]]
 """Module as pickled to (module to import, its file): where a rank finds what it is sent."""

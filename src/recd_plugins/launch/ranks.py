@@ -1,4 +1,4 @@
-"""Ranks that live from one call to the next, and what becomes of each when one of them fails.
+"""Ranks that live from one call to the next, and what happens to each when one of them fails.
 
 They are forked from a server process that has imported torch and torchrec, so that a rank costs
 milliseconds. A rank takes calls over a pipe, answers, and ends with its parent.
@@ -42,9 +42,9 @@ START_LIMIT = 600.0
 GRACE = 5.0
 """Seconds that ranks get to end once one of them has failed."""
 DEATH = 0.1
-"""Seconds in which a rank's death shows once a peer has failed of it."""
+"""Seconds in which a rank's death is seen, after a peer has failed because of it."""
 SHOWN = 20_000
-"""Bytes of a rank's output that an error shows, from the end."""
+"""How many of the last bytes of a rank's output an error shows."""
 PRELOADED = ["torchrec", __name__]
 """What the server process imports before it forks the first rank; one server forks all."""
 
@@ -66,7 +66,7 @@ class RankStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A process group for one call: a rank joins it before, and leaves it after."""
+    """A process group for one call: a rank joins it before the call, and leaves it afterwards."""
 
     rank: int
     world_size: int
@@ -262,7 +262,7 @@ class _Process:
 
 
 def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
-    """The report of each rank, by rank; `RanksFailed` if they do not all report a result."""
+    """The report of each rank, by rank. Raises `RanksFailed` if not all of them report a result."""
     late = f"was still running when the deadline of {deadline:g} s expired"
     ends = time.monotonic() + deadline
     waiting = dict(enumerate(ranks))
@@ -298,7 +298,7 @@ def _collect(ranks: list[_Process], deadline: float, what: str) -> list[Any]:
 
 
 def _reports(ranks: Mapping[int, _Process]) -> dict[int, tuple[str, Any]]:
-    """The reports that there are, by rank."""
+    """The reports so far, by rank."""
     reports = {rank: process.report() for rank, process in ranks.items()}
     return {rank: report for rank, report in reports.items() if report is not None}
 
