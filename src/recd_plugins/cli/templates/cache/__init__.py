@@ -1,4 +1,4 @@
-"""A cache: of each table, the rows that take a share of its lookups have a copy on every rank."""
+"""A cache: the rows of each table that take a given share of its lookups are on every rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NewPluginConfig(Config):
 
 
 class NewPlugin(TierPlanner):
-    """Says how many rows of which tables; the base finds them and has the others planned."""
+    """Chooses how many rows of each table; the base class finds them and plans the others."""
 
     name = "new_plugin"
     slot = "cache"
@@ -44,7 +44,7 @@ class NewPlugin(TierPlanner):
         self.share = config.share
 
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """All tables, for ids of all are coalesced: a rank asks for a row once a batch."""
+        """All tables, since ids of all are coalesced: a rank looks up a row once per batch."""
         return model_tables(model)
 
     def choose(
