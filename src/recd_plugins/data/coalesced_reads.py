@@ -85,6 +85,11 @@ class FetchedFile(io.RawIOBase):
             return memoryview(self._spans[at])[start : start + end - first]
         return self._ask(first, end) if first < end else b""
 
+    def span(self, first: int, size: int) -> memoryview:
+        """`size` bytes from a place on."""
+        self.seek(first)
+        return memoryview(self.read(size))
+
     def readall(self) -> bytes:
         return bytes(self.read())
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ from recd_plugins.data.left_out import (
     held_once,
     lists_left_out,
 )
+from recd_plugins.data.parquet_lists import decode_lists, list_columns
 from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
@@ -191,11 +192,36 @@ class OpenedFile(pq.ParquetFile):
             began = time.perf_counter()
             self._fetched.fetch(_spans(self.metadata, i, own))
             self._io += time.perf_counter() - began
-        rows = super().read_row_group(i, own, *args, **options)
+        rows = self._decoded(i, own, *args, **options)
         if self.left_out:
             rows = held_once(rows, self.left_out, f"{self.location}, row group {i}")
         rows = self._with_partitions(rows, columns)
         return expanded(rows, self.left_out) if expand else rows
+
+    def _decoded(
+        self, i: int, columns: list[str] | None, *, use_threads: bool = True, **options: Any
+    ) -> pa.Table:
+        """Columns of the file: lists by kernels of our own where these can, and the others by
+        Arrow at the same time."""
+        read = partial(super().read_row_group, i, use_threads=use_threads, **options)
+        schema = self.schema_arrow
+        if self._fetched is None or columns is None or not {*columns} <= {*schema.names}:
+            return read(columns)
+        lists = list_columns(self.metadata, schema, i, columns, first_byte)
+        if not lists:
+            return read(columns)
+        data = [self._fetched.span(one.first_byte, one.size) for one in lists]
+        decoding = decode_lists(lists, data, threads=use_threads)
+        ours = {one.field.name for one in lists}
+        rows = read([name for name in columns if name not in ours])
+        found = dict(zip(rows.column_names, rows.columns, strict=True))
+        found |= {name: one for name, one in decoding if one is not None}
+        if left := [name for name in ours if name not in found]:
+            others = read(left)
+            found |= dict(zip(others.column_names, others.columns, strict=True))
+        wanted = dict.fromkeys(columns)
+        described = pa.schema(map(schema.field, wanted), schema.metadata)
+        return pa.Table.from_arrays([found[name] for name in wanted], schema=described)
 
     def longer(self, column: str) -> float:
         """How many ids a column has, divided by those in the file, which leaves out lists."""

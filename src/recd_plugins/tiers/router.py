@@ -23,12 +23,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba.core import types
-from numba.extending import intrinsic
 from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.planning.router_memory import is_listed
+from recd_plugins.sparse.rows.bits import ones
 from recd_plugins.sparse.rows.memory import numbers_on, prefetch
 from recd_plugins.sparse.rows.slots import numbers_in, slot_of, slots_of
 
@@ -540,14 +539,4 @@ def has_bit(word: np.uint64, packed: np.uint64) -> Any:
 def members_before(word: np.uint64, packed: np.uint64) -> Any:
     """`rank` of the row whose word and `rank_and_bit` these are, for kernels."""
     below = word & ((U64(1) << (packed & U64(63))) - U64(1))
-    return (packed >> BIT) + (word >> U64(ROWS)) + _ones(below)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _ones(_typing: Any, _word: Any) -> Any:
-    """The bits that are set in a uint64: one instruction, and in vectors where there are any."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
+    return (packed >> BIT) + (word >> U64(ROWS)) + ones(below)

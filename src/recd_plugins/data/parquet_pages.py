@@ -1,0 +1,153 @@
+"""The pages of a column of a stripe: what their headers say, and their bytes, decompressed.
+
+Only the kinds of pages are read that nearly all files have; Arrow reads the others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+__all__ = ["CODECS", "ColumnPage", "OtherPages", "pages_of"]
+
+CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
+"""The compressions of columns, and what Arrow calls each."""
+
+# Of Parquet's format: page types, encodings, and the fields of a page's header.
+DATA, DICTIONARY = 0, 2
+PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
+TYPE, SIZE, COMPRESSED_SIZE, CHECKSUM, OF_DATA, OF_DICTIONARY = 1, 2, 3, 4, 5, 7
+COUNT, ENCODING, OF_DEFINITION, OF_REPETITION = 1, 2, 3, 4
+
+# Of Thrift's compact protocol: the types of fields. All that is needed of a header are int32.
+STOP, TRUE, FALSE, BYTE, INT16, INT32, INT64, BINARY, STRUCT = 0, 1, 2, 3, 4, 5, 6, 8, 12
+DEEPEST = 4
+"""How many structs may lie in each other; a page's header has two."""
+
+
+class OtherPages(Exception):
+    """Pages of a kind that is not read here, or damaged ones: Arrow reads them, or says what is
+    wrong with them."""
+
+
+class ColumnPage(NamedTuple):
+    """A page of values, or the dictionary of those that follow."""
+
+    is_dictionary: bool
+    num_values: int
+    """The number of its values; empty and missing lists count as one each."""
+    coded: bool
+    """Whether its values are places in the dictionary."""
+    body: Any
+    """Its bytes, decompressed."""
+
+
+def pages_of(
+    column: memoryview, codec: pa.Codec | None, pool: pa.MemoryPool | None
+) -> list[ColumnPage]:
+    """The pages that lie end to end in a column's bytes, each checked by its checksum if it has
+    one; raises `OtherPages` for all that is not familiar."""
+    try:
+        return list(_pages(column, codec, pool))
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError, OSError) as error:
+        raise OtherPages(str(error)) from error  # Arrow's errors are ValueErrors or OSErrors
+
+
+def _pages(
+    column: memoryview, codec: pa.Codec | None, pool: pa.MemoryPool | None
+) -> Iterator[ColumnPage]:
+    at = 0
+    while at < len(column):
+        header, at = _struct(column, at)
+        size, compressed_size = header[SIZE], header[COMPRESSED_SIZE]
+        if not (0 <= compressed_size <= len(column) - at and size >= 0):
+            raise OtherPages("a page that is longer than its column")
+        body = column[at : at + compressed_size]
+        at += compressed_size
+        if CHECKSUM in header and header[CHECKSUM] & 0xFFFFFFFF != zlib.crc32(body):
+            raise OtherPages("a checksum that differs")
+        is_dictionary = header[TYPE] == DICTIONARY
+        facts = header[OF_DICTIONARY if is_dictionary else OF_DATA]
+        if header[TYPE] not in (DATA, DICTIONARY) or not _is_familiar(facts, is_dictionary):
+            raise OtherPages("another type of page, or other encodings")
+        yield ColumnPage(
+            is_dictionary,
+            facts[COUNT],
+            facts[ENCODING] != PLAIN and not is_dictionary,
+            _decompressed(body, size, codec, pool),
+        )
+
+
+def _is_familiar(facts: dict[int, Any], is_dictionary: bool) -> bool:
+    if is_dictionary:
+        return facts[ENCODING] in (PLAIN, PLAIN_DICTIONARY)
+    levels = facts[OF_DEFINITION] == facts[OF_REPETITION] == RLE
+    return levels and facts[ENCODING] in (PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY)
+
+
+def _decompressed(
+    body: memoryview, size: int, codec: pa.Codec | None, pool: pa.MemoryPool | None
+) -> Any:
+    if codec is None:
+        if len(body) != size:
+            raise OtherPages("a page of another size than its header has")
+        return body
+    # Arrow itself checks the size of a zstd frame; a block of snappy begins with it.
+    if codec.name == "snappy" and _number(body, 0)[0] != size:
+        raise OtherPages("a page of another size than its header has")
+    return codec.decompress(body, size, memory_pool=pool)
+
+
+def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """The int32 and structs in a struct of Thrift's compact protocol, by the numbers of their
+    fields, and where it ends."""
+    if depth == DEEPEST:
+        raise OtherPages("a header of structs in structs")
+    fields: dict[int, Any] = {}
+    field = 0
+    while (head := data[at]) != STOP:
+        at += 1
+        step, kind = head >> 4, head & 15
+        if step:
+            field += step
+        else:
+            number, at = _number(data, at)
+            field = _signed(number)
+        if kind == INT32:
+            number, at = _number(data, at)
+            fields[field] = _signed(number)
+        elif kind == STRUCT:
+            fields[field], at = _struct(data, at, depth + 1)
+        elif kind in (INT16, INT64):
+            _, at = _number(data, at)
+        elif kind == BINARY:
+            length, at = _number(data, at)
+            at += length
+        elif kind == BYTE:
+            at += 1
+        elif kind in (TRUE, FALSE):
+            continue
+        else:
+            raise OtherPages(f"a header with a field of type {kind}")
+    return fields, at + 1
+
+
+def _number(data: memoryview, at: int) -> tuple[int, int]:
+    """The number of 7 bits a byte that begins at a place, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return number, at
+        if shift > 63:
+            raise OtherPages("a number of more than 64 bits")
+
+
+def _signed(number: int) -> int:
+    return (number >> 1) ^ -(number & 1)
