@@ -1,4 +1,4 @@
-"""Kernels that read the pages of a column of lists: where each list begins, and its numbers.
+"""Kernels that read a page of a column of lists: where each list begins, and its numbers.
 
 Parquet stores two levels with each value. The repetition level is 0 where a list begins. The
 definition level is `full` where there is a number; if it is lower, the list is empty or missing, or
@@ -15,15 +15,12 @@ import numpy.typing as npt
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.sparse.rows.bits import first_one, ones, word_at
-from recd_plugins.sparse.rows.memory import array8
 
-__all__ = ["read_lists"]
+__all__ = ["read_page"]
 
-I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[Any]
 
 WORD = 64
@@ -33,44 +30,43 @@ WIDEST = 32
 
 
 @kernel
-def read_lists(
-    bodies: I64,
-    counts: I64,
-    coded: Bools,
+def read_page(
+    data: U8,
+    count: int,
+    coded: bool,
     dictionary: Numbers,
     full: int,
     may_lack: bool,
+    rows: int,
+    numel: int,
+    lacking: int,
     offsets: I32,
     there: U8,
     numbers: Numbers,
 ) -> Any:
-    """The lists, numbers and missing lists of some pages. There are -1 lists if a page is damaged,
-    a number is missing, or there is no room for them.
+    """Reads a page of `count` values, behind others of so many lists, numbers and missing lists.
+    Returns how many there are now: -1 lists if the page is damaged, a number is missing, or there
+    is no room.
 
-    `bodies` [P, 3] are the places of the pages, as in `Addresses`, and `counts` [P] their values.
     `offsets` [N + 1] become the lists' and `numbers` all lists' numbers. Where lists `may_lack`,
     one of definition level 0 is missing: its bit of `there`, which is set before, is cleared.
     """
-    rows = numel = lacking = np.int64(0)
-    words = (np.max(counts) if len(counts) else 0) // WORD + 2
+    words = count // WORD + 2
     goes_on, low = np.empty(words, np.uint64), np.empty(words, np.uint64)
     high = np.zeros(words, np.uint64)
-    for page in range(len(bodies)):
-        data, count = array8(bodies[page]), counts[page]
-        at = _read_levels(data, np.int64(0), 1, count, goes_on, high)
-        if at < 0:
-            return -1, numel, lacking
+    at = _read_levels(data, np.int64(0), 1, count, goes_on, high)
+    if at >= 0:
         at = _read_levels(data, at, 1 if full == 1 else 2, count, low, high)
-        if at < 0:
-            return -1, numel, lacking
-        first = numel
-        rows, numel, lacking = _note_lists(
-            goes_on, low, high, count, full, may_lack, rows, numel, lacking, offsets, there
-        )
-        if rows < 0 or numel > len(numbers):
-            return -1, numel, lacking
-        if not _read_numbers(data, at, coded[page], dictionary, numbers[first:numel]):
-            return -1, numel, lacking
+    if at < 0:
+        return -1, numel, lacking
+    first = numel
+    rows, numel, lacking = _note_lists(
+        goes_on, low, high, count, full, may_lack, rows, numel, lacking, offsets, there
+    )
+    if rows < 0 or numel > len(numbers):
+        return -1, numel, lacking
+    if not _read_numbers(data, at, coded, dictionary, numbers[first:numel]):
+        return -1, numel, lacking
     offsets[rows] = numel
     return rows, numel, lacking
 

@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -37,9 +38,11 @@ class ListColumn(NamedTuple):
     size: int
     """The bytes it takes in the file."""
     codec: str | None
+    decompressed: int
+    """The bytes of its pages."""
     num_rows: int
-    most: int
-    """More numbers it does not have: its numbers, empty lists and missing ones."""
+    num_values: int
+    """Its numbers, empty lists and missing lists."""
     full: int
     """The definition level of a number."""
 
@@ -66,6 +69,7 @@ def list_columns(
                 first_byte(chunk),
                 chunk.total_compressed_size,
                 CODECS[chunk.compression],
+                chunk.total_uncompressed_size,
                 described.num_rows,
                 chunk.num_values,
                 levels.max_definition_level,
@@ -109,50 +113,68 @@ def _decoded(
 ) -> pa.ListArray | None:
     codec = None if column.codec is None else pa.Codec(column.codec)
     try:
-        return _lists(column, pages_of(data, codec, pool), pool)
+        return _lists(column, pages_of(data, codec, column.decompressed, pool), pool)
     except OtherPages:
         return None
 
 
-def _lists(column: ListColumn, pages: list[ColumnPage], pool: pa.MemoryPool | None) -> pa.ListArray:
-    from recd_plugins.data.parquet_levels import read_lists  # numba: a second
+def _lists(
+    column: ListColumn, pages: Iterable[ColumnPage], pool: pa.MemoryPool | None
+) -> pa.ListArray:
+    from recd_plugins.data.parquet_levels import read_page  # numba: a second
 
-    kind, rows = column.field.type, column.num_rows
+    kind, nullable = column.field.type, column.field.nullable
     number = np.dtype(kind.value_type.to_pandas_dtype())
     stored = np.dtype(f"i{number.itemsize}")  # bits are copied, whatever they mean
-    of_values = [page for page in pages if not page.is_dictionary]
-    dictionary = _dictionary(pages, stored)
-    if sum(page.num_values for page in of_values) != column.most:
-        raise OtherPages("other pages than the footer says")
-    bodies = [np.frombuffer(page.body, np.uint8) for page in of_values]
-    places = [(body.ctypes.data, len(body), 1) for body in bodies]
-    offsets = pa.allocate_buffer(4 * (rows + 1), memory_pool=pool)
-    numbers = pa.allocate_buffer(column.most * number.itemsize, memory_pool=pool)
-    there = np.full((rows + 7) // 8 if column.field.nullable else 0, 255, np.uint8)
-    lists, numel, lacking = read_lists(
-        np.array(places, np.int64).reshape(-1, 3),
-        np.array([page.num_values for page in of_values], np.int64),
-        np.array([page.coded for page in of_values], np.bool_),
-        dictionary,
-        column.full,
-        column.field.nullable,
-        np.frombuffer(offsets, np.int32),
-        there,
-        np.frombuffer(numbers, stored),
-    )
-    if lists != rows:
-        raise OtherPages("levels that are damaged, or numbers that are missing")
+    offsets = pa.allocate_buffer(4 * (column.num_rows + 1), memory_pool=pool)
+    numbers = pa.allocate_buffer(column.num_values * number.itemsize, memory_pool=pool)
+    there = np.full((column.num_rows + 7) // 8 if nullable else 0, 255, np.uint8)
+    into = np.frombuffer(offsets, np.int32), there, np.frombuffer(numbers, stored)
+    into[0][0] = 0
+    dictionary = _numbers(b"", stored)
+    rows = numel = lacking = 0
+    left = column.num_values
+    for place, page in enumerate(pages):
+        if page.is_dictionary:
+            dictionary = _dictionary(page, place, stored)
+            continue
+        left -= page.num_values
+        if page.num_values < 0 or left < 0:
+            raise OtherPages("more values than the footer says")
+        rows, numel, lacking = read_page(
+            _numbers(page.body, np.dtype(np.uint8)),
+            page.num_values,
+            page.coded,
+            dictionary,
+            column.full,
+            nullable,
+            rows,
+            numel,
+            lacking,
+            *into,
+        )
+        if rows < 0:
+            raise OtherPages("levels that are damaged, or numbers that are missing")
+    if left or rows != column.num_rows:
+        raise OtherPages("fewer values than the footer says")
     values = pa.Array.from_buffers(kind.value_type, numel, [None, numbers], 0)
     bits = pa.py_buffer(there) if lacking else None
     return pa.Array.from_buffers(kind, rows, [bits, offsets], lacking, children=[values])
 
 
-def _dictionary(pages: list[ColumnPage], stored: np.dtype[np.signedinteger]) -> np.ndarray:
-    """The numbers that pages of places look up: those of the first page, if it is a dictionary."""
-    if any(page.is_dictionary for page in pages[1:]):
+def _dictionary(
+    page: ColumnPage, place: int, stored: np.dtype[np.signedinteger]
+) -> npt.NDArray[np.signedinteger]:
+    """The numbers that the pages behind this one look up."""
+    if place > 0:
         raise OtherPages("a dictionary behind other pages")
-    if not pages or not pages[0].is_dictionary:
-        return np.empty(0, stored)
-    if len(pages[0].body) != pages[0].num_values * stored.itemsize:
+    if len(page.body) != page.num_values * stored.itemsize:
         raise OtherPages("a dictionary of another size than its header has")
-    return np.frombuffer(pages[0].body, stored)
+    return _numbers(page.body, stored)
+
+
+def _numbers(body: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Bytes as numbers that nobody may write to: a kernel is compiled for each kind of array."""
+    numbers = np.frombuffer(body, kind)
+    numbers.flags.writeable = False
+    return numbers

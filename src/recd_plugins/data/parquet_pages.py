@@ -46,24 +46,24 @@ class ColumnPage(NamedTuple):
 
 
 def pages_of(
-    column: memoryview, codec: pa.Codec | None, pool: pa.MemoryPool | None
-) -> list[ColumnPage]:
-    """The pages that lie end to end in a column's bytes, each checked by its checksum if it has
-    one; raises `OtherPages` for all that is not familiar."""
+    column: memoryview, codec: pa.Codec | None, most: int, pool: pa.MemoryPool | None
+) -> Iterator[ColumnPage]:
+    """The pages that lie end to end in a column's bytes, none of more than `most` bytes. Each is
+    checked by its checksum if it has one; raises `OtherPages` for all that is not familiar."""
     try:
-        return list(_pages(column, codec, pool))
+        yield from _pages(column, codec, most, pool)
     except (IndexError, KeyError, ValueError, TypeError, OverflowError, OSError) as error:
         raise OtherPages(str(error)) from error  # Arrow's errors are ValueErrors or OSErrors
 
 
 def _pages(
-    column: memoryview, codec: pa.Codec | None, pool: pa.MemoryPool | None
+    column: memoryview, codec: pa.Codec | None, most: int, pool: pa.MemoryPool | None
 ) -> Iterator[ColumnPage]:
     at = 0
     while at < len(column):
         header, at = _struct(column, at)
         size, compressed_size = header[SIZE], header[COMPRESSED_SIZE]
-        if not (0 <= compressed_size <= len(column) - at and size >= 0):
+        if not (0 <= compressed_size <= len(column) - at and 0 <= size <= most):
             raise OtherPages("a page that is longer than its column")
         body = column[at : at + compressed_size]
         at += compressed_size
