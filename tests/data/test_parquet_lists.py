@@ -149,6 +149,14 @@ def test_arrow_decodes_lists_in_which_a_number_is_missing(
     assert decoded_by == {"us": 2, "Arrow": 2}  # others are not even tried
 
 
+def test_names_with_dots_do_not_take_each_others_lists(tmp_path: Path) -> None:
+    columns = {"a": lists(lengths(3)), "a.b": lists(lengths(5, seed=4)), "c.d": lists(lengths(2))}
+    structs = pa.array([{"list": {"element": 1}}] * ROWS)
+    pq.write_table(pa.table({**columns, "c": structs}), tmp_path / "a.parquet")
+    for wanted in (["a"], ["a", "c"], ["a", "a.b"], ["a.b"], ["c.d"], [*columns, "c"]):
+        check(tmp_path / "a.parquet", wanted)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 128])
 def test_any_number_of_rows(tmp_path: Path, rows: int) -> None:
     table = pa.table({"ids": lists(lengths(3, rows)), "one": lists(np.ones(rows, np.int64))})

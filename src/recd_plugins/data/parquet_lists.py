@@ -8,6 +8,7 @@ not. Arrow decodes all others, and all that seems damaged, so that its errors st
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -55,12 +56,14 @@ def list_columns(
     first_byte: Callable[[pq.ColumnChunkMetaData], int],
 ) -> list[ListColumn]:
     """The wanted columns of a stripe that may be decoded here."""
-    names, described = {*wanted}, file.row_group(group)
+    wanted, described = {*wanted}, file.row_group(group)
+    chunks = [described.column(index) for index in range(described.num_columns)]
+    names = [chunk.path_in_schema.split(".", 1)[0] for chunk in chunks]
+    of_name = Counter(names)
     found = []
-    for index in range(described.num_columns):
-        chunk = described.column(index)
-        name = chunk.path_in_schema.split(".", 1)[0]
-        if name not in names or chunk.total_uncompressed_size < LEAST:
+    for index, (name, chunk) in enumerate(zip(names, chunks, strict=True)):
+        # Columns `a` and `a.b`, and those of a struct, begin alike.
+        if name not in wanted or of_name[name] > 1 or chunk.total_uncompressed_size < LEAST:
             continue
         field, levels = schema.field(name), file.schema.column(index)
         if _is_familiar(field, chunk, levels):
