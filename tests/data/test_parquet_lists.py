@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recd_plugins.compat.zstd_function import zstd_function
 from recd_plugins.data import parquet_lists
+from recd_plugins.data.page_bytes import crc32
 from recd_plugins.data.parquet_file import opened
 
 ROWS = 3_000
@@ -147,6 +150,26 @@ def test_arrow_decodes_lists_in_which_a_number_is_missing(
     pq.write_table(table, tmp_path / "a.parquet")
     check(tmp_path / "a.parquet", ["ids", "odd", "small", "deep"])
     assert decoded_by == {"us": 2, "Arrow": 2}  # others are not even tried
+
+
+def test_arrow_decompresses_where_libzstd_is_not_found(
+    tmp_path: Path, decoded_by: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_lists, "zstd_function", lambda: 0)
+    table = pa.table({"ids": lists(lengths(6), ids=50), "long": lists(lengths(40))})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", data_page_size=1_000)
+    check(tmp_path / "a.parquet", ["ids", "long"])
+    assert decoded_by == {"us": 4, "Arrow": 0}
+
+
+def test_libzstd_is_found_where_zstandard_is_as_we_know_it() -> None:
+    assert zstd_function() != 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4_099])
+def test_checksums_are_those_of_zlib(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
+    assert crc32(data) == zlib.crc32(data.tobytes())
 
 
 def test_names_with_dots_do_not_take_each_others_lists(tmp_path: Path) -> None:

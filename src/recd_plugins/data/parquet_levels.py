@@ -14,19 +14,71 @@ import numpy as np
 import numpy.typing as npt
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.data.page_bytes import call_zstd, crc32
 from recd_plugins.sparse.rows.bits import first_one, ones, word_at
+from recd_plugins.sparse.rows.memory import array8
 
-__all__ = ["read_page"]
+__all__ = ["read_page", "read_zstd_pages"]
 
+I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[Any]
 
 WORD = 64
 ALL = np.uint64(2**64 - 1)
 WIDEST = 32
 """The most bits of a place in a dictionary."""
+
+
+@kernel
+def read_zstd_pages(
+    zstd: int,
+    stored: I64,
+    sizes: I64,
+    checksums: I64,
+    counts: I64,
+    coded: Bools,
+    scratch: U8,
+    dictionary: Numbers,
+    full: int,
+    may_lack: bool,
+    offsets: I32,
+    there: U8,
+    numbers: Numbers,
+) -> Any:
+    """`read_page` for all pages of a column, compressed as they lie in the file.
+
+    `zstd` is the address of libzstd's function, `stored` [P, 3] are the places of the pages' bytes,
+    as in `Addresses`, `sizes` [P] how many they are decompressed, and `checksums` [P] their CRC-32,
+    or -1. A page that does not decompress, or has another checksum, is damaged.
+    """
+    rows = numel = lacking = np.int64(0)
+    for page in range(len(stored)):
+        bytes_of, size = array8(stored[page]), sizes[page]
+        if checksums[page] >= 0 and crc32(bytes_of) != checksums[page]:
+            return -1, numel, lacking
+        if call_zstd(zstd, scratch.ctypes.data, size, stored[page, 0], len(bytes_of)) != size:
+            return -1, numel, lacking
+        rows, numel, lacking = read_page(
+            scratch[:size],
+            counts[page],
+            coded[page],
+            dictionary,
+            full,
+            may_lack,
+            rows,
+            numel,
+            lacking,
+            offsets,
+            there,
+            numbers,
+        )
+        if rows < 0:
+            break
+    return rows, numel, lacking
 
 
 @kernel

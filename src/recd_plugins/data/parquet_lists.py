@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.compat.kept_memory import kept_memory
-from recd_plugins.data.parquet_pages import CODECS, ColumnPage, OtherPages, pages_of
+from recd_plugins.compat.zstd_function import zstd_function
+from recd_plugins.data.parquet_pages import CODECS, ColumnPage, OtherPages, decompressed, pages_of
 
 __all__ = ["ListColumn", "decode_lists", "list_columns"]
 
@@ -114,66 +115,92 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
 def _decoded(
     column: ListColumn, data: memoryview, pool: pa.MemoryPool | None
 ) -> pa.ListArray | None:
-    codec = None if column.codec is None else pa.Codec(column.codec)
     try:
-        return _lists(column, pages_of(data, codec, column.decompressed, pool), pool)
+        return _lists(column, pages_of(data, column.decompressed), pool)
     except OtherPages:
         return None
 
 
 def _lists(
-    column: ListColumn, pages: Iterable[ColumnPage], pool: pa.MemoryPool | None
+    column: ListColumn, pages: Sequence[ColumnPage], pool: pa.MemoryPool | None
 ) -> pa.ListArray:
-    from recd_plugins.data.parquet_levels import read_page  # numba: a second
-
     kind, nullable = column.field.type, column.field.nullable
     number = np.dtype(kind.value_type.to_pandas_dtype())
     stored = np.dtype(f"i{number.itemsize}")  # bits are copied, whatever they mean
+    codec = None if column.codec is None else pa.Codec(column.codec)
+    dictionary = _numbers(b"", stored)
+    if pages and pages[0].is_dictionary:
+        dictionary = _dictionary(pages[0], decompressed(pages[0], codec, pool), stored)
+        pages = pages[1:]
+    if any(page.is_dictionary or page.num_values < 0 for page in pages):
+        raise OtherPages("a dictionary behind other pages")
+    if sum(page.num_values for page in pages) != column.num_values:
+        raise OtherPages("other values than the footer says")
     offsets = pa.allocate_buffer(4 * (column.num_rows + 1), memory_pool=pool)
     numbers = pa.allocate_buffer(column.num_values * number.itemsize, memory_pool=pool)
     there = np.full((column.num_rows + 7) // 8 if nullable else 0, 255, np.uint8)
     into = np.frombuffer(offsets, np.int32), there, np.frombuffer(numbers, stored)
     into[0][0] = 0
-    dictionary = _numbers(b"", stored)
-    rows = numel = lacking = 0
-    left = column.num_values
-    for place, page in enumerate(pages):
-        if page.is_dictionary:
-            dictionary = _dictionary(page, place, stored)
-            continue
-        left -= page.num_values
-        if page.num_values < 0 or left < 0:
-            raise OtherPages("more values than the footer says")
-        rows, numel, lacking = read_page(
-            _numbers(page.body, np.dtype(np.uint8)),
-            page.num_values,
-            page.coded,
-            dictionary,
-            column.full,
-            nullable,
-            rows,
-            numel,
-            lacking,
-            *into,
-        )
-        if rows < 0:
-            raise OtherPages("levels that are damaged, or numbers that are missing")
-    if left or rows != column.num_rows:
-        raise OtherPages("fewer values than the footer says")
+    facts = dictionary, column.full, nullable
+    if column.codec == "zstd" and zstd_function():
+        rows, numel, lacking = _read_zstd(pages, pool, *facts, *into)
+    else:
+        rows, numel, lacking = _read(pages, codec, pool, *facts, *into)
+    if rows != column.num_rows:
+        raise OtherPages("pages that are damaged, or numbers that are missing")
     values = pa.Array.from_buffers(kind.value_type, numel, [None, numbers], 0)
     bits = pa.py_buffer(there) if lacking else None
     return pa.Array.from_buffers(kind, rows, [bits, offsets], lacking, children=[values])
 
 
+def _read_zstd(
+    pages: Sequence[ColumnPage], pool: pa.MemoryPool | None, *facts: Any
+) -> tuple[int, int, int]:
+    """All pages by one call, in which nobody needs the GIL."""
+    from recd_plugins.data.parquet_levels import read_zstd_pages  # numba: a second
+
+    found = [np.frombuffer(page.stored, np.uint8) for page in pages]
+    places = [(one.ctypes.data, len(one), 1) for one in found]
+    scratch = pa.allocate_buffer(max((page.size for page in pages), default=0), memory_pool=pool)
+    checksums = [-1 if page.checksum is None else page.checksum for page in pages]
+    counts: tuple[int, int, int] = read_zstd_pages(
+        zstd_function(),
+        np.array(places, np.int64).reshape(-1, 3),
+        np.array([page.size for page in pages], np.int64),
+        np.array(checksums, np.int64),
+        np.array([page.num_values for page in pages], np.int64),
+        np.array([page.coded for page in pages], np.bool_),
+        np.frombuffer(scratch, np.uint8),
+        *facts,
+    )
+    return counts
+
+
+def _read(
+    pages: Sequence[ColumnPage], codec: pa.Codec | None, pool: pa.MemoryPool | None, *facts: Any
+) -> tuple[int, int, int]:
+    """One page after another, each decompressed by Arrow."""
+    from recd_plugins.data.parquet_levels import read_page  # numba: a second
+
+    dictionary, full, nullable, *into = facts
+    counts = 0, 0, 0
+    for page in pages:
+        data = _numbers(decompressed(page, codec, pool), np.dtype(np.uint8))
+        counts = read_page(
+            data, page.num_values, page.coded, dictionary, full, nullable, *counts, *into
+        )
+        if counts[0] < 0:
+            break
+    return counts
+
+
 def _dictionary(
-    page: ColumnPage, place: int, stored: np.dtype[np.signedinteger]
+    page: ColumnPage, data: Any, stored: np.dtype[np.signedinteger]
 ) -> npt.NDArray[np.signedinteger]:
-    """The numbers that the pages behind this one look up."""
-    if place > 0:
-        raise OtherPages("a dictionary behind other pages")
-    if len(page.body) != page.num_values * stored.itemsize:
+    """The numbers that the other pages look up."""
+    if len(data) != page.num_values * stored.itemsize:
         raise OtherPages("a dictionary of another size than its header has")
-    return _numbers(page.body, stored)
+    return _numbers(data, stored)
 
 
 def _numbers(body: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:

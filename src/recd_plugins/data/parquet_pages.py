@@ -1,4 +1,4 @@
-"""The pages of a column of a stripe: what their headers say, and their bytes, decompressed.
+"""The pages of a column of a stripe: what their headers say, and their bytes.
 
 Only the kinds of pages are read that nearly all files have; Arrow reads the others.
 """
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["CODECS", "ColumnPage", "OtherPages", "pages_of"]
+__all__ = ["CODECS", "ColumnPage", "OtherPages", "decompressed", "pages_of"]
 
 CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
 """The compressions of columns, and what Arrow calls each."""
@@ -41,34 +41,47 @@ class ColumnPage(NamedTuple):
     """The number of its values; empty and missing lists count as one each."""
     coded: bool
     """Whether its values are places in the dictionary."""
-    body: Any
-    """Its bytes, decompressed."""
+    stored: memoryview
+    """Its bytes, as they lie in the file."""
+    size: int
+    """How many bytes they are decompressed."""
+    checksum: int | None
+    """The CRC-32 of the stored bytes, if its writer computed one."""
 
 
-def pages_of(
-    column: memoryview, codec: pa.Codec | None, most: int, pool: pa.MemoryPool | None
-) -> Iterator[ColumnPage]:
-    """The pages that lie end to end in a column's bytes, none of more than `most` bytes. Each is
-    checked by its checksum if it has one; raises `OtherPages` for all that is not familiar."""
+def pages_of(column: memoryview, most: int) -> list[ColumnPage]:
+    """The pages that lie end to end in a column's bytes, none of more than `most` bytes; raises
+    `OtherPages` for all that is not familiar."""
     try:
-        yield from _pages(column, codec, most, pool)
-    except (IndexError, KeyError, ValueError, TypeError, OverflowError, OSError) as error:
-        raise OtherPages(str(error)) from error  # Arrow's errors are ValueErrors or OSErrors
+        return list(_pages(column, most))
+    except (IndexError, KeyError) as error:
+        raise OtherPages(str(error)) from error
 
 
-def _pages(
-    column: memoryview, codec: pa.Codec | None, most: int, pool: pa.MemoryPool | None
-) -> Iterator[ColumnPage]:
+def decompressed(page: ColumnPage, codec: pa.Codec | None, pool: pa.MemoryPool | None) -> Any:
+    """The bytes of a page, whose checksum is verified; raises `OtherPages` if they are damaged."""
+    if page.checksum is not None and page.checksum != zlib.crc32(page.stored):
+        raise OtherPages("a checksum that differs")
+    # Arrow itself checks the size of a zstd frame; a block of snappy begins with it.
+    snappy = codec is not None and codec.name == "snappy"
+    try:
+        size = _number(page.stored, 0)[0] if snappy else page.size
+        if size != (len(page.stored) if codec is None else page.size):
+            raise OtherPages("a page of another size than its header has")
+        if codec is None:
+            return page.stored
+        return codec.decompress(page.stored, page.size, memory_pool=pool)
+    except (IndexError, ValueError, OSError) as error:  # Arrow's are the latter two
+        raise OtherPages(str(error)) from error
+
+
+def _pages(column: memoryview, most: int) -> Iterator[ColumnPage]:
     at = 0
     while at < len(column):
         header, at = _struct(column, at)
-        size, compressed_size = header[SIZE], header[COMPRESSED_SIZE]
-        if not (0 <= compressed_size <= len(column) - at and 0 <= size <= most):
+        size, stored = header[SIZE], header[COMPRESSED_SIZE]
+        if not (0 <= stored <= len(column) - at and 0 <= size <= most):
             raise OtherPages("a page that is longer than its column")
-        body = column[at : at + compressed_size]
-        at += compressed_size
-        if CHECKSUM in header and header[CHECKSUM] & 0xFFFFFFFF != zlib.crc32(body):
-            raise OtherPages("a checksum that differs")
         is_dictionary = header[TYPE] == DICTIONARY
         facts = header[OF_DICTIONARY if is_dictionary else OF_DATA]
         if header[TYPE] not in (DATA, DICTIONARY) or not _is_familiar(facts, is_dictionary):
@@ -77,8 +90,11 @@ def _pages(
             is_dictionary,
             facts[COUNT],
             facts[ENCODING] != PLAIN and not is_dictionary,
-            _decompressed(body, size, codec, pool),
+            column[at : at + stored],
+            size,
+            header[CHECKSUM] & 0xFFFFFFFF if CHECKSUM in header else None,
         )
+        at += stored
 
 
 def _is_familiar(facts: dict[int, Any], is_dictionary: bool) -> bool:
@@ -86,19 +102,6 @@ def _is_familiar(facts: dict[int, Any], is_dictionary: bool) -> bool:
         return facts[ENCODING] in (PLAIN, PLAIN_DICTIONARY)
     levels = facts[OF_DEFINITION] == facts[OF_REPETITION] == RLE
     return levels and facts[ENCODING] in (PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY)
-
-
-def _decompressed(
-    body: memoryview, size: int, codec: pa.Codec | None, pool: pa.MemoryPool | None
-) -> Any:
-    if codec is None:
-        if len(body) != size:
-            raise OtherPages("a page of another size than its header has")
-        return body
-    # Arrow itself checks the size of a zstd frame; a block of snappy begins with it.
-    if codec.name == "snappy" and _number(body, 0)[0] != size:
-        raise OtherPages("a page of another size than its header has")
-    return codec.decompress(body, size, memory_pool=pool)
 
 
 def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
