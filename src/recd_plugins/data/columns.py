@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 
 import torch
@@ -108,18 +109,32 @@ class PooledColumns(Columns):
         return join_picked(self._parts).kjt(self._keys)
 
     def to_ikjt(self, groups: Sequence[Sequence[str]]) -> InverseKeyedJaggedTensor:
-        checked = check_groups(groups, self._keys)
-        made = [self._unique(part, checked) for part in self._parts]
+        found = _found(tuple(self._keys), tuple(map(tuple, groups)))
+        made = [_unique(part, *found) for part in self._parts]
         return made[0] if len(made) == 1 else InverseKeyedJaggedTensor.concat(made)
 
-    def _unique(self, part: Picked, groups: Groups) -> InverseKeyedJaggedTensor:
-        at = {key: index for index, key in enumerate(self._keys)}
-        unique = unique_samples(part.rows, [[at[key] for key in group] for group in groups])
-        keys = [*chain.from_iterable(groups)]
-        scored = tuple(part.scored[at[key]] for key in keys)
-        return InverseKeyedJaggedTensor(
-            join_picked([Picked(part.pool, unique.rows, scored)]).kjt(keys),
-            torch.from_numpy(unique.inverse_lookup),
-            groups,
-            tuple(unique.counts.tolist()),
-        )
+
+@lru_cache(maxsize=64)
+def _found(
+    keys: tuple[str, ...], groups: Groups
+) -> tuple[Groups, tuple[tuple[int, ...], ...], list[str]]:
+    """The groups, checked, the places of their features among the keys, and these features' names:
+    all batches have the same."""
+    checked = check_groups(groups, keys)
+    at = {key: index for index, key in enumerate(keys)}
+    places = tuple(tuple(at[key] for key in group) for group in checked)
+    return checked, places, [*chain.from_iterable(checked)]
+
+
+def _unique(
+    part: Picked, groups: Groups, places: tuple[tuple[int, ...], ...], keys: list[str]
+) -> InverseKeyedJaggedTensor:
+    """The unique samples of a batch, or of the part of it that one window has."""
+    unique = unique_samples(part.rows, places)
+    scored = tuple(part.scored[place] for group in places for place in group)
+    return InverseKeyedJaggedTensor(
+        join_picked([Picked(part.pool, unique.rows, scored)]).kjt(keys),
+        torch.from_numpy(unique.inverse_lookup),
+        groups,
+        tuple(unique.counts.tolist()),
+    )

@@ -360,6 +360,8 @@ def join_picked(parts: Sequence[Picked]) -> RowBlock:
 
 def _joined(parts: Sequence[Picked]) -> RowBlock:
     """The rows as they lie in the pools: those of scored features as pairs of id and weight."""
+    if len(parts) == 1 and len(parts[0].rows):
+        return _of_one_pool(parts[0])
     sizes = [part.rows.shape[1] for part in parts]
     lengths = np.empty((len(parts[0].rows), sum(sizes)), np.int32)
     columns = np.split(lengths, np.cumsum(sizes)[:-1], axis=1)
@@ -372,6 +374,17 @@ def _joined(parts: Sequence[Picked]) -> RowBlock:
     values = np.empty(every.sum(), np.int64)
     for part, *places in zip(parts, starts.T.copy(), (starts + every).T.copy(), strict=True):
         _copy_numbered(part.pool.values, part.pool.offsets, part.rows, *places, values)
+    return RowBlock(values, lengths)
+
+
+def _of_one_pool(part: Picked) -> RowBlock:
+    """`_joined` where no window ends within the batch."""
+    lengths = np.empty(part.rows.shape, np.int32)
+    ends = _measure(part.pool.offsets, part.rows, lengths).cumsum()
+    values = np.empty(ends[-1], np.int64)
+    starts = np.zeros_like(ends)
+    starts[1:] = ends[:-1]
+    _copy_numbered(part.pool.values, part.pool.offsets, part.rows, starts, ends, values)
     return RowBlock(values, lengths)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,14 +37,21 @@ def unique_samples(rows: Numbers, groups: Sequence[Sequence[int]]) -> UniqueSamp
 
     `rows` [K, S] are those of `Picked`; a group lists the indices of its features among the K.
     """
-    features = np.array([feature for group in groups for feature in group])
-    bounds = np.cumsum([0, *map(len, groups)])
+    features, bounds = _members(tuple(map(tuple, groups)))
     inverse_lookup = np.empty((len(groups), rows.shape[1]), np.int64)
     firsts = np.empty_like(inverse_lookup)
     counts = _unique_samples(rows, features, bounds, inverse_lookup, firsts)
     picked = np.zeros((len(features), counts.max()), rows.dtype)
     _pick(rows, features, bounds, firsts, counts, picked)
     return UniqueSamples(inverse_lookup, counts, picked)
+
+
+@lru_cache(maxsize=64)
+def _members(groups: tuple[tuple[int, ...], ...]) -> tuple[I64, I64]:
+    """The features of all groups, and where each group begins among them: all batches have the same
+    groups."""
+    features = np.array([feature for group in groups for feature in group])
+    return features, np.cumsum([0, *map(len, groups)])
 
 
 @kernel
