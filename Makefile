@@ -97,7 +97,7 @@ $(VENV)/ready: $(LOCK) pyproject.toml $(if $(filter $(TARGET),$(MADE_FOR)),,anot
 	$(INSTALL) --no-build-isolation --editable .
 	@# 3: all is installed, and loads, and compiles its kernels, where NVIDIA's driver is.
 	$(BIN)/python -m recd_plugins.compat.build $(TARGET) \
-		&& $(BIN)/python -m recd_plugins.sparse.compiled || test $$? = 3
+		&& $(BIN)/python -m recd_plugins.data.compiled || test $$? = 3
 	echo $(TARGET) >$(VENV)/target
 	touch $@
 

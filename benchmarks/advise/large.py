@@ -92,7 +92,7 @@ def large(tables: int, rows: int, samples: int) -> Iterator[Figure]:
 def _prepare(values: dict[str, Any]) -> None:
     """Make the tables that additions and what-ifs read: as they are and with half of their samples,
     in time and clustered; and have kernels compiled, as `make` has them."""
-    from recd_plugins.sparse.compiled import compile_kernels
+    from recd_plugins.data.compiled import compile_kernels
     from recd_plugins.stack import load
 
     compile_kernels()

@@ -26,7 +26,6 @@ from recd_plugins.data.left_out import (
     held_once,
     lists_left_out,
 )
-from recd_plugins.data.parquet_lists import decode_lists, list_columns
 from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
@@ -207,6 +206,8 @@ class OpenedFile(pq.ParquetFile):
         schema = self.schema_arrow
         if self._fetched is None or columns is None or not {*columns} <= {*schema.names}:
             return read(columns)
+        from recd_plugins.data.parquet_lists import decode_lists, list_columns  # numba: a second
+
         lists = list_columns(self.metadata, schema, i, columns, first_byte)
         if not lists:
             return read(columns)

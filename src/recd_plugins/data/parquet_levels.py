@@ -8,7 +8,7 @@ each bit of the levels becomes a plane: 64 values a word.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from recd_plugins.data.page_bytes import call_zstd, crc32
 from recd_plugins.sparse.rows.bits import first_one, ones, word_at
 from recd_plugins.sparse.rows.memory import array8
 
-__all__ = ["read_page", "read_zstd_pages"]
+__all__ = ["Lists", "Read", "StoredPages", "read_page", "read_zstd_pages"]
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -33,94 +33,85 @@ WIDEST = 32
 """The most bits of a place in a dictionary."""
 
 
-@kernel
-def read_zstd_pages(
-    zstd: int,
-    stored: I64,
-    sizes: I64,
-    checksums: I64,
-    counts: I64,
-    coded: Bools,
-    scratch: U8,
-    dictionary: Numbers,
-    full: int,
-    may_lack: bool,
-    offsets: I32,
-    there: U8,
-    numbers: Numbers,
-) -> Any:
-    """`read_page` for all pages of a column, compressed as they lie in the file.
+class Lists(NamedTuple):
+    """The lists of a column of N rows, to be filled by its pages."""
 
-    `zstd` is the address of libzstd's function, `stored` [P, 3] are the places of the pages' bytes,
-    as in `Addresses`, `sizes` [P] how many they are decompressed, and `checksums` [P] their CRC-32,
-    or -1. A page that does not decompress, or has another checksum, is damaged.
-    """
-    rows = numel = lacking = np.int64(0)
-    for page in range(len(stored)):
-        bytes_of, size = array8(stored[page]), sizes[page]
-        if checksums[page] >= 0 and crc32(bytes_of) != checksums[page]:
-            return -1, numel, lacking
-        if call_zstd(zstd, scratch.ctypes.data, size, stored[page, 0], len(bytes_of)) != size:
-            return -1, numel, lacking
-        rows, numel, lacking = read_page(
-            scratch[:size],
-            counts[page],
-            coded[page],
-            dictionary,
-            full,
-            may_lack,
-            rows,
-            numel,
-            lacking,
-            offsets,
-            there,
-            numbers,
-        )
-        if rows < 0:
+    full: int
+    """The definition level of a number."""
+    may_lack: bool
+    """Whether lists may be missing: those of definition level 0."""
+    dictionary: Numbers
+    """The numbers that pages may look up."""
+    offsets: I32
+    """[N + 1] where in the numbers each list begins."""
+    there: U8
+    """A bit for each list, set before: cleared where it is missing."""
+    numbers: Numbers
+    """The numbers of all lists."""
+
+
+class Read(NamedTuple):
+    """How much of a column has been read."""
+
+    lists: int
+    """-1 if a page is damaged, a number is missing, or there is no room."""
+    numbers: int
+    missing: int
+    """The number of missing lists."""
+
+
+class StoredPages(NamedTuple):
+    """P pages as they lie in a file, compressed."""
+
+    places: I64
+    """[P, 3] the places of their bytes, as in `Addresses`."""
+    sizes: I64
+    """[P] how many bytes they are decompressed."""
+    checksums: I64
+    """[P] the CRC-32 of the stored bytes, or -1."""
+    counts: I64
+    """[P] how many values they have."""
+    coded: Bools
+    """[P] whether their values are places in the dictionary."""
+
+
+@kernel
+def read_zstd_pages(zstd: int, pages: StoredPages, scratch: U8, lists: Lists) -> Any:
+    """`read_page` for all pages of a column. `zstd` is the address of libzstd's function, and a
+    page decompressed fits in `scratch`."""
+    done = Read(0, 0, 0)
+    for page in range(len(pages.places)):
+        place, size = pages.places[page], pages.sizes[page]
+        checksum, data = pages.checksums[page], array8(place)
+        if checksum >= 0 and crc32(data) != checksum:
+            return Read(-1, 0, 0)
+        if call_zstd(zstd, scratch.ctypes.data, size, place[0], len(data)) != size:
+            return Read(-1, 0, 0)
+        done = read_page(scratch[:size], pages.counts[page], pages.coded[page], lists, done)
+        if done.lists < 0:
             break
-    return rows, numel, lacking
+    return done
 
 
 @kernel
-def read_page(
-    data: U8,
-    count: int,
-    coded: bool,
-    dictionary: Numbers,
-    full: int,
-    may_lack: bool,
-    rows: int,
-    numel: int,
-    lacking: int,
-    offsets: I32,
-    there: U8,
-    numbers: Numbers,
-) -> Any:
-    """Reads a page of `count` values, behind others of so many lists, numbers and missing lists.
-    Returns how many there are now: -1 lists if the page is damaged, a number is missing, or there
-    is no room.
-
-    `offsets` [N + 1] become the lists' and `numbers` all lists' numbers. Where lists `may_lack`,
-    one of definition level 0 is missing: its bit of `there`, which is set before, is cleared.
-    """
+def read_page(data: U8, count: int, coded: bool, lists: Lists, done: Read) -> Any:
+    """Reads a page of `count` values, behind what is done. Returns what is done then."""
     words = count // WORD + 2
     goes_on, low = np.empty(words, np.uint64), np.empty(words, np.uint64)
     high = np.zeros(words, np.uint64)
     at = _read_levels(data, np.int64(0), 1, count, goes_on, high)
     if at >= 0:
-        at = _read_levels(data, at, 1 if full == 1 else 2, count, low, high)
+        at = _read_levels(data, at, 1 if lists.full == 1 else 2, count, low, high)
     if at < 0:
-        return -1, numel, lacking
-    first = numel
-    rows, numel, lacking = _note_lists(
-        goes_on, low, high, count, full, may_lack, rows, numel, lacking, offsets, there
-    )
-    if rows < 0 or numel > len(numbers):
-        return -1, numel, lacking
-    if not _read_numbers(data, at, coded, dictionary, numbers[first:numel]):
-        return -1, numel, lacking
-    offsets[rows] = numel
-    return rows, numel, lacking
+        return Read(-1, 0, 0)
+    now = _note_lists(goes_on, low, high, count, lists, done)
+    if now.lists < 0 or now.numbers > len(lists.numbers):
+        return Read(-1, 0, 0)
+    into = lists.numbers[done.numbers : now.numbers]
+    if not _read_numbers(data, at, coded, lists.dictionary, into):
+        return Read(-1, 0, 0)
+    lists.offsets[now.lists] = now.numbers
+    return now
 
 
 @kernel
@@ -214,49 +205,38 @@ def _fill(plane: U64, first: int, count: int) -> None:
 
 
 @kernel
-def _note_lists(
-    goes_on: U64,
-    low: U64,
-    high: U64,
-    count: int,
-    full: int,
-    may_lack: bool,
-    rows: int,
-    numel: int,
-    lacking: int,
-    offsets: I32,
-    there: U8,
-) -> Any:
-    """Notes the lists that begin in a page, behind those of the pages before."""
+def _note_lists(goes_on: U64, low: U64, high: U64, count: int, lists: Lists, done: Read) -> Any:
+    """Notes where the lists of a page begin, and which are missing; its levels are in planes."""
+    rows, numel, missing = done.lists, done.numbers, done.missing
     for word in range((count + WORD - 1) // WORD):
         within = ALL >> np.uint64(max(0, WORD - (count - WORD * word)))
         begins = ~goes_on[word] & within
-        number = _of_level(low[word], high[word], full) & within
+        number = _of_level(low[word], high[word], lists.full) & within
         lacks = _of_level(low[word], high[word], 0) & within
         empty = lacks
-        if may_lack:
+        if lists.may_lack:
             empty |= _of_level(low[word], high[word], 1) & within
         else:
             lacks = np.uint64(0)
         # A value is a number, or all there is of its list.
         if number | (empty & begins) != within:
-            return -1, numel, lacking
+            return Read(-1, 0, 0)
         # The first list of all begins with the first value.
         if rows == 0 and not begins & np.uint64(1):
-            return -1, numel, lacking
-        if rows + int(ones(begins)) >= len(offsets):
-            return -1, numel, lacking
+            return Read(-1, 0, 0)
+        if rows + int(ones(begins)) >= len(lists.offsets):
+            return Read(-1, 0, 0)
         while begins:
             bit = first_one(begins)
             below = (np.uint64(1) << bit) - np.uint64(1)
-            offsets[np.uintp(rows)] = numel + int(ones(number & below))
+            lists.offsets[np.uintp(rows)] = numel + int(ones(number & below))
             if (lacks >> bit) & np.uint64(1):
-                there[rows >> 3] &= ~np.uint8(1 << (rows & 7))
-                lacking += 1
+                lists.there[rows >> 3] &= ~np.uint8(1 << (rows & 7))
+                missing += 1
             rows += 1
             begins &= begins - np.uint64(1)
         numel += int(ones(number))
-    return rows, numel, lacking
+    return Read(rows, numel, missing)
 
 
 @kernel

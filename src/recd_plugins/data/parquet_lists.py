@@ -21,6 +21,13 @@ import pyarrow.parquet as pq
 
 from recd_plugins.compat.kept_memory import kept_memory
 from recd_plugins.compat.zstd_function import zstd_function
+from recd_plugins.data.parquet_levels import (
+    Lists,
+    Read,
+    StoredPages,
+    read_page,
+    read_zstd_pages,
+)
 from recd_plugins.data.parquet_pages import CODECS, ColumnPage, OtherPages, decompressed, pages_of
 
 __all__ = ["ListColumn", "decode_lists", "list_columns"]
@@ -138,60 +145,54 @@ def _lists(
         raise OtherPages("other values than the footer says")
     offsets = pa.allocate_buffer(4 * (column.num_rows + 1), memory_pool=pool)
     numbers = pa.allocate_buffer(column.num_values * number.itemsize, memory_pool=pool)
-    there = np.full((column.num_rows + 7) // 8 if nullable else 0, 255, np.uint8)
-    into = np.frombuffer(offsets, np.int32), there, np.frombuffer(numbers, stored)
-    into[0][0] = 0
-    facts = dictionary, column.full, nullable
-    if column.codec == "zstd" and zstd_function():
-        rows, numel, lacking = _read_zstd(pages, pool, *facts, *into)
-    else:
-        rows, numel, lacking = _read(pages, codec, pool, *facts, *into)
-    if rows != column.num_rows:
-        raise OtherPages("pages that are damaged, or numbers that are missing")
-    values = pa.Array.from_buffers(kind.value_type, numel, [None, numbers], 0)
-    bits = pa.py_buffer(there) if lacking else None
-    return pa.Array.from_buffers(kind, rows, [bits, offsets], lacking, children=[values])
-
-
-def _read_zstd(
-    pages: Sequence[ColumnPage], pool: pa.MemoryPool | None, *facts: Any
-) -> tuple[int, int, int]:
-    """All pages by one call, in which nobody needs the GIL."""
-    from recd_plugins.data.parquet_levels import read_zstd_pages  # numba: a second
-
-    found = [np.frombuffer(page.stored, np.uint8) for page in pages]
-    places = [(one.ctypes.data, len(one), 1) for one in found]
-    scratch = pa.allocate_buffer(max((page.size for page in pages), default=0), memory_pool=pool)
-    checksums = [-1 if page.checksum is None else page.checksum for page in pages]
-    counts: tuple[int, int, int] = read_zstd_pages(
-        zstd_function(),
-        np.array(places, np.int64).reshape(-1, 3),
-        np.array([page.size for page in pages], np.int64),
-        np.array(checksums, np.int64),
-        np.array([page.num_values for page in pages], np.int64),
-        np.array([page.coded for page in pages], np.bool_),
-        np.frombuffer(scratch, np.uint8),
-        *facts,
+    lists = Lists(
+        full=column.full,
+        may_lack=nullable,
+        dictionary=dictionary,
+        offsets=np.frombuffer(offsets, np.int32),
+        there=np.full((column.num_rows + 7) // 8 if nullable else 0, 255, np.uint8),
+        numbers=np.frombuffer(numbers, stored),
     )
-    return counts
+    lists.offsets[0] = 0
+    if column.codec == "zstd" and zstd_function():
+        done = _read_zstd(pages, pool, lists)
+    else:
+        done = _read(pages, codec, pool, lists)
+    if done.lists != column.num_rows:
+        raise OtherPages("pages that are damaged, or numbers that are missing")
+    values = pa.Array.from_buffers(kind.value_type, done.numbers, [None, numbers], 0)
+    bits = pa.py_buffer(lists.there) if done.missing else None
+    return pa.Array.from_buffers(kind, done.lists, [bits, offsets], done.missing, children=[values])
+
+
+def _read_zstd(pages: Sequence[ColumnPage], pool: pa.MemoryPool | None, lists: Lists) -> Read:
+    """All pages by one call, in which nobody needs the GIL."""
+    found = [np.frombuffer(page.stored, np.uint8) for page in pages]
+    checksums = [-1 if page.checksum is None else page.checksum for page in pages]
+    places = [(one.ctypes.data, len(one), 1) for one in found]
+    stored = StoredPages(
+        places=np.array(places, np.int64).reshape(-1, 3),
+        sizes=np.array([page.size for page in pages], np.int64),
+        checksums=np.array(checksums, np.int64),
+        counts=np.array([page.num_values for page in pages], np.int64),
+        coded=np.array([page.coded for page in pages], np.bool_),
+    )
+    scratch = pa.allocate_buffer(max((page.size for page in pages), default=0), memory_pool=pool)
+    done: Read = read_zstd_pages(zstd_function(), stored, np.frombuffer(scratch, np.uint8), lists)
+    return done
 
 
 def _read(
-    pages: Sequence[ColumnPage], codec: pa.Codec | None, pool: pa.MemoryPool | None, *facts: Any
-) -> tuple[int, int, int]:
+    pages: Sequence[ColumnPage], codec: pa.Codec | None, pool: pa.MemoryPool | None, lists: Lists
+) -> Read:
     """One page after another, each decompressed by Arrow."""
-    from recd_plugins.data.parquet_levels import read_page  # numba: a second
-
-    dictionary, full, nullable, *into = facts
-    counts = 0, 0, 0
+    done = Read(0, 0, 0)
     for page in pages:
         data = _numbers(decompressed(page, codec, pool), np.dtype(np.uint8))
-        counts = read_page(
-            data, page.num_values, page.coded, dictionary, full, nullable, *counts, *into
-        )
-        if counts[0] < 0:
+        done = read_page(data, page.num_values, page.coded, lists, done)
+        if done.lists < 0:
             break
-    return counts
+    return done
 
 
 def _dictionary(

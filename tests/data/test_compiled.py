@@ -1,4 +1,4 @@
-"""Whole program: what is compiled ahead is all that deduplicating a table takes."""
+"""Whole program: what is compiled ahead is all that reading and deduplicating a table takes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ DEDUPLICATES = """
 import sys
 from contextlib import closing
 from numba.core.dispatcher import Dispatcher
-from recd_plugins.sparse.compiled import compile_kernels
+from recd_plugins.data.compiled import compile_kernels
 from recd_plugins.stack import load
 
 compile_kernels()
 
 def compiled():
-    modules = [one for name, one in sys.modules.items() if name.startswith("recd_plugins.sparse")]
+    rooms = "recd_plugins.sparse", "recd_plugins.data"
+    modules = [one for name, one in sys.modules.items() if name.startswith(rooms)]
     found = [one for module in modules for one in vars(module).values()]
     kernels = [one for one in found if isinstance(one, Dispatcher)]
     return {(str(one), str(own)) for one in kernels for own in one.signatures}
@@ -31,7 +32,9 @@ ahead = compiled()
 stack = load({
     "plugins": ["recd_dlrm", "recd_dedup"],
     "folder": sys.argv[1],
-    "dataset": {"use": "sessions", "samples": 64, "samples_per_session": 4, "features": FEATURES},
+    "dataset": {
+        "use": "sessions", "samples": 16_384, "samples_per_session": 4, "features": FEATURES,
+    },
     "model": {"use": "sequence_dlrm", "embedding_dim": 4, "bottom": [4], "top": [4]},
     "dedup": {"use": "exact", "groups": [["user", "history"], ["item"]]},
     "train": {"batch_size": 16},

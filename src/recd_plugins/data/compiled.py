@@ -1,18 +1,22 @@
-"""Compiles the kernels that deduplicate before anyone waits for them.
+"""Compiles the kernels that read and deduplicate before anyone waits for them.
 
-    python -m recd_plugins.sparse.compiled
+    python -m recd_plugins.data.compiled
 
-A kernel is compiled when it is first called, and kept on disk: those that deduplicate take 15 s
-together. `make` compiles them after it has installed; elsewhere the first program that deduplicates
-does.
+A kernel is compiled when it is first called, and kept on disk: these take 20 s together. `make`
+compiles them after it has installed; elsewhere the first program that needs them does.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.parquet_file import first_byte
+from recd_plugins.data.parquet_lists import decode_lists, list_columns
 from recd_plugins.notices import hide_logs
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -22,6 +26,9 @@ from recd_plugins.sparse.rows.take import take_blocks
 from recd_plugins.sparse.rows.unique_samples import unique_samples
 
 __all__ = ["compile_kernels"]
+
+ROWS = 16_384
+"""Enough that lists are not left to Arrow."""
 
 
 def compile_kernels() -> None:
@@ -41,6 +48,20 @@ def compile_kernels() -> None:
         )
         InverseKeyedJaggedTensor.from_kjt(features, [["a", "b"]])
         IdBounds({"a": 4, "b": 4}).check(features, "")
+        _decode(ids)
+
+
+def _decode(ids: Tensor) -> None:
+    """Decode lists of ids, as our files and others have them."""
+    rows = pa.table({"ids": pa.array([ids.numpy()] * ROWS)})
+    for compression in ("zstd", "none"):
+        file = pa.BufferOutputStream()
+        pq.write_table(rows, file, compression=compression, use_dictionary=False)
+        data = memoryview(file.getvalue())
+        described = pq.ParquetFile(pa.BufferReader(data))
+        columns = list_columns(described.metadata, described.schema_arrow, 0, ["ids"], first_byte)
+        spans = [data[one.first_byte : one.first_byte + one.size] for one in columns]
+        list(decode_lists(columns, spans, threads=False))
 
 
 if __name__ == "__main__":
