@@ -88,7 +88,7 @@ class FetchedFile(io.RawIOBase):
     def span(self, first: int, size: int) -> memoryview:
         """`size` bytes from a place on."""
         self.seek(first)
-        return memoryview(self.read(size))
+        return memoryview(self.read(size)).cast("B")  # Arrow's are signed
 
     def readall(self) -> bytes:
         return bytes(self.read())

@@ -57,7 +57,7 @@ def _decode(ids: Tensor) -> None:
     for compression in ("zstd", "none"):
         file = pa.BufferOutputStream()
         pq.write_table(rows, file, compression=compression, use_dictionary=False)
-        data = memoryview(file.getvalue())
+        data = memoryview(file.getvalue()).cast("B")
         described = pq.ParquetFile(pa.BufferReader(data))
         columns = list_columns(described.metadata, described.schema_arrow, 0, ["ids"], first_byte)
         spans = [data[one.first_byte : one.first_byte + one.size] for one in columns]

@@ -18,7 +18,7 @@ from recd_plugins.data.page_bytes import call_zstd, crc32
 from recd_plugins.sparse.rows.bits import first_one, ones, word_at
 from recd_plugins.sparse.rows.memory import array8
 
-__all__ = ["Lists", "Read", "StoredPages", "read_page", "read_zstd_pages"]
+__all__ = ["DecodedLists", "StoredPages", "read_page", "read_zstd_pages"]
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -29,11 +29,16 @@ Numbers = npt.NDArray[Any]
 
 WORD = 64
 ALL = np.uint64(2**64 - 1)
+FAILED = (-1, 0, 0)
 WIDEST = 32
 """The most bits of a place in a dictionary."""
 
 
-class Lists(NamedTuple):
+# numba keeps the types of arguments with what it compiled: were they classes of ours, an older
+# version's would not be found. So kernels take what these hold as plain tuples.
+
+
+class DecodedLists(NamedTuple):
     """The lists of a column of N rows, to be filled by its pages."""
 
     full: int
@@ -48,16 +53,6 @@ class Lists(NamedTuple):
     """A bit for each list, set before: cleared where it is missing."""
     numbers: Numbers
     """The numbers of all lists."""
-
-
-class Read(NamedTuple):
-    """How much of a column has been read."""
-
-    lists: int
-    """-1 if a page is damaged, a number is missing, or there is no room."""
-    numbers: int
-    missing: int
-    """The number of missing lists."""
 
 
 class StoredPages(NamedTuple):
@@ -76,41 +71,45 @@ class StoredPages(NamedTuple):
 
 
 @kernel
-def read_zstd_pages(zstd: int, pages: StoredPages, scratch: U8, lists: Lists) -> Any:
-    """`read_page` for all pages of a column. `zstd` is the address of libzstd's function, and a
-    page decompressed fits in `scratch`."""
-    done = Read(0, 0, 0)
-    for page in range(len(pages.places)):
-        place, size = pages.places[page], pages.sizes[page]
-        checksum, data = pages.checksums[page], array8(place)
-        if checksum >= 0 and crc32(data) != checksum:
-            return Read(-1, 0, 0)
-        if call_zstd(zstd, scratch.ctypes.data, size, place[0], len(data)) != size:
-            return Read(-1, 0, 0)
-        done = read_page(scratch[:size], pages.counts[page], pages.coded[page], lists, done)
-        if done.lists < 0:
+def read_zstd_pages(zstd: int, pages: Any, scratch: U8, lists: Any) -> Any:
+    """`read_page` for all of a column's `StoredPages`. `zstd` is the address of libzstd's function,
+    and a page decompressed fits in `scratch`."""
+    places, sizes, checksums, counts, coded = pages
+    done = (np.int64(0), np.int64(0), np.int64(0))
+    for page in range(len(places)):
+        data, size = array8(places[page]), sizes[page]
+        if checksums[page] >= 0 and crc32(data) != checksums[page]:
+            return FAILED
+        if call_zstd(zstd, scratch.ctypes.data, size, places[page, 0], len(data)) != size:
+            return FAILED
+        done = read_page(scratch[:size], counts[page], coded[page], lists, done)
+        if done[0] < 0:
             break
     return done
 
 
 @kernel
-def read_page(data: U8, count: int, coded: bool, lists: Lists, done: Read) -> Any:
-    """Reads a page of `count` values, behind what is done. Returns what is done then."""
+def read_page(data: U8, count: int, coded: bool, lists: Any, done: Any) -> Any:
+    """Reads a page of `count` values into the `DecodedLists`.
+
+    `done` are the lists, the numbers and the missing lists that were read before. Returns those
+    that are read then: -1 lists if the page is damaged, a number is missing, or there is no room.
+    """
+    full, may_lack, dictionary, offsets, there, numbers = lists
     words = count // WORD + 2
     goes_on, low = np.empty(words, np.uint64), np.empty(words, np.uint64)
     high = np.zeros(words, np.uint64)
     at = _read_levels(data, np.int64(0), 1, count, goes_on, high)
     if at >= 0:
-        at = _read_levels(data, at, 1 if lists.full == 1 else 2, count, low, high)
+        at = _read_levels(data, at, 1 if full == 1 else 2, count, low, high)
     if at < 0:
-        return Read(-1, 0, 0)
-    now = _note_lists(goes_on, low, high, count, lists, done)
-    if now.lists < 0 or now.numbers > len(lists.numbers):
-        return Read(-1, 0, 0)
-    into = lists.numbers[done.numbers : now.numbers]
-    if not _read_numbers(data, at, coded, lists.dictionary, into):
-        return Read(-1, 0, 0)
-    lists.offsets[now.lists] = now.numbers
+        return FAILED
+    now = _note_lists(goes_on, low, high, count, full, may_lack, offsets, there, done)
+    if now[0] < 0 or now[1] > len(numbers):
+        return FAILED
+    if not _read_numbers(data, at, coded, dictionary, numbers[done[1] : now[1]]):
+        return FAILED
+    offsets[now[0]] = now[1]
     return now
 
 
@@ -205,38 +204,48 @@ def _fill(plane: U64, first: int, count: int) -> None:
 
 
 @kernel
-def _note_lists(goes_on: U64, low: U64, high: U64, count: int, lists: Lists, done: Read) -> Any:
+def _note_lists(
+    goes_on: U64,
+    low: U64,
+    high: U64,
+    count: int,
+    full: int,
+    may_lack: bool,
+    offsets: I32,
+    there: U8,
+    done: Any,
+) -> Any:
     """Notes where the lists of a page begin, and which are missing; its levels are in planes."""
-    rows, numel, missing = done.lists, done.numbers, done.missing
+    rows, numel, missing = done
     for word in range((count + WORD - 1) // WORD):
         within = ALL >> np.uint64(max(0, WORD - (count - WORD * word)))
         begins = ~goes_on[word] & within
-        number = _of_level(low[word], high[word], lists.full) & within
+        number = _of_level(low[word], high[word], full) & within
         lacks = _of_level(low[word], high[word], 0) & within
         empty = lacks
-        if lists.may_lack:
+        if may_lack:
             empty |= _of_level(low[word], high[word], 1) & within
         else:
             lacks = np.uint64(0)
         # A value is a number, or all there is of its list.
         if number | (empty & begins) != within:
-            return Read(-1, 0, 0)
+            return FAILED
         # The first list of all begins with the first value.
         if rows == 0 and not begins & np.uint64(1):
-            return Read(-1, 0, 0)
-        if rows + int(ones(begins)) >= len(lists.offsets):
-            return Read(-1, 0, 0)
+            return FAILED
+        if rows + int(ones(begins)) >= len(offsets):
+            return FAILED
         while begins:
             bit = first_one(begins)
             below = (np.uint64(1) << bit) - np.uint64(1)
-            lists.offsets[np.uintp(rows)] = numel + int(ones(number & below))
+            offsets[np.uintp(rows)] = numel + int(ones(number & below))
             if (lacks >> bit) & np.uint64(1):
-                lists.there[rows >> 3] &= ~np.uint8(1 << (rows & 7))
+                there[rows >> 3] &= ~np.uint8(1 << (rows & 7))
                 missing += 1
             rows += 1
             begins &= begins - np.uint64(1)
         numel += int(ones(number))
-    return Read(rows, numel, missing)
+    return rows, numel, missing
 
 
 @kernel

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from recd_plugins.compat.kept_memory import kept_memory
 from recd_plugins.compat.zstd_function import zstd_function
 from recd_plugins.data.parquet_levels import (
-    Lists,
-    Read,
+    DecodedLists,
     StoredPages,
     read_page,
     read_zstd_pages,
@@ -37,6 +36,9 @@ LEAST = 64 << 10
 NUMBERS = {"int32": "INT32", "int64": "INT64", "float": "FLOAT", "double": "DOUBLE"}
 """The numbers of lists that are decoded here, and what Parquet calls them."""
 MOST = np.iinfo(np.int32).max
+
+Counts: TypeAlias = tuple[int, int, int]
+"""The lists, the numbers and the missing lists that were read; -1 lists if Arrow must decode."""
 
 
 class ListColumn(NamedTuple):
@@ -145,7 +147,7 @@ def _lists(
         raise OtherPages("other values than the footer says")
     offsets = pa.allocate_buffer(4 * (column.num_rows + 1), memory_pool=pool)
     numbers = pa.allocate_buffer(column.num_values * number.itemsize, memory_pool=pool)
-    lists = Lists(
+    lists = DecodedLists(
         full=column.full,
         may_lack=nullable,
         dictionary=dictionary,
@@ -158,14 +160,17 @@ def _lists(
         done = _read_zstd(pages, pool, lists)
     else:
         done = _read(pages, codec, pool, lists)
-    if done.lists != column.num_rows:
+    if done[0] != column.num_rows:
         raise OtherPages("pages that are damaged, or numbers that are missing")
-    values = pa.Array.from_buffers(kind.value_type, done.numbers, [None, numbers], 0)
-    bits = pa.py_buffer(lists.there) if done.missing else None
-    return pa.Array.from_buffers(kind, done.lists, [bits, offsets], done.missing, children=[values])
+    _, numel, missing = done
+    values = pa.Array.from_buffers(kind.value_type, numel, [None, numbers], 0)
+    bits = pa.py_buffer(lists.there) if missing else None
+    return pa.Array.from_buffers(kind, column.num_rows, [bits, offsets], missing, children=[values])
 
 
-def _read_zstd(pages: Sequence[ColumnPage], pool: pa.MemoryPool | None, lists: Lists) -> Read:
+def _read_zstd(
+    pages: Sequence[ColumnPage], pool: pa.MemoryPool | None, lists: DecodedLists
+) -> Counts:
     """All pages by one call, in which nobody needs the GIL."""
     found = [np.frombuffer(page.stored, np.uint8) for page in pages]
     checksums = [-1 if page.checksum is None else page.checksum for page in pages]
@@ -178,19 +183,24 @@ def _read_zstd(pages: Sequence[ColumnPage], pool: pa.MemoryPool | None, lists: L
         coded=np.array([page.coded for page in pages], np.bool_),
     )
     scratch = pa.allocate_buffer(max((page.size for page in pages), default=0), memory_pool=pool)
-    done: Read = read_zstd_pages(zstd_function(), stored, np.frombuffer(scratch, np.uint8), lists)
+    done: Counts = read_zstd_pages(
+        zstd_function(), tuple(stored), np.frombuffer(scratch, np.uint8), tuple(lists)
+    )
     return done
 
 
 def _read(
-    pages: Sequence[ColumnPage], codec: pa.Codec | None, pool: pa.MemoryPool | None, lists: Lists
-) -> Read:
+    pages: Sequence[ColumnPage],
+    codec: pa.Codec | None,
+    pool: pa.MemoryPool | None,
+    lists: DecodedLists,
+) -> Counts:
     """One page after another, each decompressed by Arrow."""
-    done = Read(0, 0, 0)
+    done: Counts = (0, 0, 0)
     for page in pages:
         data = _numbers(decompressed(page, codec, pool), np.dtype(np.uint8))
-        done = read_page(data, page.num_values, page.coded, lists, done)
-        if done.lists < 0:
+        done = read_page(data, page.num_values, page.coded, tuple(lists), done)
+        if done[0] < 0:
             break
     return done
 
