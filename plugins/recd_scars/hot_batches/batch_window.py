@@ -101,18 +101,24 @@ class BatchWindow:
         return most_hot(int(self.hot.sum()), self._sizes)
 
     def classify(self, rows: HotRows) -> None:
+        """Find the hot samples by a tier plan: those that are hot in each KJT of their batch."""
         self.version = rows.version
-        self.hot = reduce(
-            np.logical_and,
-            (
-                np.concatenate([rows.samples(one) for one in features])
-                if joined is None
-                else rows.samples_of_all(joined, features)
-                for joined, features in zip(self._joined, self._features, strict=True)
-            ),
-        )
-        if 0 < self.most_hot < len(self) and self._own.select is None:
+        by_kjt = (self._hot_samples(rows, kjt) for kjt in range(len(self._features)))
+        self.hot = reduce(np.logical_and, by_kjt)
+        if self._changes_places(self.most_hot) and self._own.select is None:
             _ = self._samples  # join them now, where there is time for it
+
+    def _hot_samples(self, rows: HotRows, kjt: int) -> Bools:
+        """[N]: which samples have only hot ids in one of the KJTs that a batch holds."""
+        features, joined = self._features[kjt], self._joined[kjt]
+        if joined is None:
+            return np.concatenate([rows.samples(of_batch) for of_batch in features])
+        return rows.samples_of_all(joined, features)
+
+    def _changes_places(self, num_hot: int) -> bool:
+        """Whether samples change places for so many hot batches: none do where all batches are hot,
+        or none is."""
+        return 0 < num_hot < len(self)
 
     def form(self, num_hot: int) -> None:
         """Deal the samples out to so many hot batches, and normal ones."""
@@ -136,9 +142,8 @@ class BatchWindow:
     def batch(self, index: int) -> Any:
         """One of the new batches."""
         assert self.formed is not None
-        num_hot = self.formed.num_hot
         hot_under = self.version if self.is_hot(index) else None
-        if num_hot in (0, len(self)):  # nothing changes places
+        if not self._changes_places(self.formed.num_hot):
             return marked_as(self._batches[index], hot_under, self._own)
         if self._own.select is not None:
             batch = self._own.select(self._batches, torch.from_numpy(self._rows[index]))

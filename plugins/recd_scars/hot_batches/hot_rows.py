@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recd_plugins.api.batch import JoinedFeatures, SparseFeatures
-from recd_plugins.api.planning import TablePlan, TierPlan
+from recd_plugins.api.planning import Integers, TablePlan, TierPlan
 from recd_plugins.api.rows import (
     MOST_IN_SLOTS,
     SLOT_BYTES,
@@ -46,33 +46,43 @@ class HotRows:
     def __init__(self, plan: TierPlan, features: Mapping[str, Sequence[str]]) -> None:
         """`features` of each table; of one that the plan does not name, no row is hot."""
         self.version = plan.version
-        plans = [plan.tables.get(name, TablePlan(table=name)).replicated for name in features]
-        ends = [int(rows.max()) + 1 if len(rows) else 0 for rows in plans]
-        self._ways = [way_to(len(rows), end) for rows, end in zip(plans, ends, strict=True)]
+        hot = [plan.tables.get(name, TablePlan(table=name)).replicated for name in features]
+        ends = [int(rows.max()) + 1 if len(rows) else 0 for rows in hot]
+        self._ways = [way_to(len(rows), end) for rows, end in zip(hot, ends, strict=True)]
         """The way in which each table's rows are looked up."""
-        self._starts, self._sizes = [0] * len(plans), ends
+        self._starts, self._sizes = [0] * len(hot), ends
         """Where each table's bits (in bytes) or slots begin; and the end of its hot rows, or how
         many slots it has."""
-        slots, num_bytes, num_slots = [np.empty(0, np.uint64)], 0, 0
-        for table, (rows, way) in enumerate(zip(plans, self._ways, strict=True)):
-            if way == BY_BIT:  # and a bit for one row more, which is not hot
-                self._starts[table] = num_bytes
-                num_bytes += ends[table] // 8 + 1
-            elif way == BY_SLOT:
-                slots.append(slots_of(rows))
-                self._starts[table], self._sizes[table] = num_slots, len(slots[-1])
-                num_slots += len(slots[-1])
-        self._bits = np.zeros(num_bytes, np.uint8)
-        self._slots = np.concatenate(slots)
-        for rows, way, start in zip(plans, self._ways, self._starts, strict=True):
-            if way == BY_BIT:
-                _set(self._bits[start:], rows)
-        self._tables: dict[str, list[int]] = {}
-        """The numbers of the tables that each feature looks up."""
+        self._bits = self._set_bits(hot)
+        self._slots = self._fill_slots(hot)
+        self._tables = _tables_by_feature(features)
         self._lookups: dict[tuple[tuple[str, ...], tuple[str, ...]], _Lookups] = {}
-        for number, names in enumerate(features.values()):
-            for name in names:
-                self._tables.setdefault(name, []).append(number)
+
+    def _set_bits(self, hot: Sequence[Integers]) -> U8:
+        """The bits of the tables that are looked up by them, one table after another. Each table
+        has a bit for one row more, which is not hot."""
+        tables, num_bytes = self._tables_in(BY_BIT), 0
+        for table in tables:
+            self._starts[table] = num_bytes
+            num_bytes += self._sizes[table] // 8 + 1
+        bits = np.zeros(num_bytes, np.uint8)
+        for table in tables:
+            _set(bits[self._starts[table] :], hot[table])
+        return bits
+
+    def _fill_slots(self, hot: Sequence[Integers]) -> U64s:
+        """The slots of the tables that are looked up by them, one table after another."""
+        filled, num_slots = [np.empty(0, np.uint64)], 0
+        for table in self._tables_in(BY_SLOT):
+            slots = slots_of(hot[table])
+            self._starts[table], self._sizes[table] = num_slots, len(slots)
+            num_slots += len(slots)
+            filled.append(slots)
+        return np.concatenate(filled)
+
+    def _tables_in(self, way: int) -> list[int]:
+        """The numbers of the tables whose rows are looked up in this way."""
+        return [table for table, its_way in enumerate(self._ways) if its_way == way]
 
     @property
     def nbytes(self) -> int:
@@ -124,6 +134,15 @@ class _Lookups(NamedTuple):
     starts: I64
     sizes: I64
     ways: I64
+
+
+def _tables_by_feature(features: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
+    """The numbers of the tables that each feature looks up, from the features of each table."""
+    found: dict[str, list[int]] = {}
+    for number, names in enumerate(features.values()):
+        for name in names:
+            found.setdefault(name, []).append(number)
+    return found
 
 
 def way_to(hot: int, end: int) -> int:
