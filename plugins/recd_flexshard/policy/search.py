@@ -357,7 +357,7 @@ class PlanSearch:
         """
         if not self._tiers or not all(self.tables[name].bags for name in names):
             return
-        rest = {n: one.sizes for n, one in self.best.tables.items() if n not in names}
+        rest = self._rest(names)
         merged, multiple = self.ledgers.merged(names), self.prices.cluster.world_size
         each = merged.rows.counts * merged.rows.p
         before = np.cumsum(each) - each
@@ -388,46 +388,60 @@ class PlanSearch:
         return {name: _way(one) for name, one in ledger.tables.items()}
 
     def _considered(self, names: tuple[str, ...]) -> Iterator[Considered]:
-        chosen = {name: one.sizes for name, one in self.best.tables.items()}
-        current = self.ways
-        own = {current[name] for name in names}
+        """The plans that these tables of a collection might have had, by their ways."""
         for way in self._ways(names):
-            if way == "torchrec":
-                kinds = {
-                    shards.called
-                    for name in names
-                    if (shards := self.tables[name].shards) is not None
-                }
-                called = f"{CALLED[way]} ({', '.join(sorted(kinds)) or 'RW'})"
-            else:
-                called = CALLED[way]
-            rest = {name: sizes for name, sizes in chosen.items() if name not in names}
-            plain = self.ledgers.by(rest | self._alone(dict.fromkeys(names, way)))
-            taken = own == {way}
-            with_replicas = [
-                one
-                for one in self._candidates(current | dict.fromkeys(names, way))
-                if self.fits(one) and _has_replicas(one, names)
-            ]
-            if taken and _has_replicas(self.best, names):
-                with_replicas.append(self.best)
-            is_best = taken and not _has_replicas(self.best, names)
-            yield self._one(called, self.best if is_best else plain, is_best)
-            if with_replicas:
-                found = (
-                    self.best
-                    if taken and not is_best
-                    else min(with_replicas, key=lambda one: one.ms)
-                )
-                yield self._one(f"{called}, with replicas", found, found is self.best)
-        summed = list(self._in_front_of_sums(names))
-        if summed and own != {"sums"}:
-            found = min(summed, key=lambda one: (not self.fits(one), one.ms))
-            yield self._one(f"{CALLED['sums']}, with replicas", found, False)
-        elif own == {"sums"}:
-            yield self._one(f"{CALLED['sums']}, with replicas", self.best, True)
-        if len(own) > 1:
+            yield from self._considered_in_one_way(names, way)
+        yield from self._considered_in_front_of_sums(names)
+        if len(self._ways_taken(names)) > 1:
             yield self._one("each table its own way", self.best, True)
+
+    def _considered_in_one_way(self, names: tuple[str, ...], way: Way) -> Iterator[Considered]:
+        """All of these tables in one way: without replicas, then with the best ones that fit."""
+        called = self._called(names, way)
+        taken = self._ways_taken(names) == {way}
+        best_has_replicas = _has_replicas(self.best, names)
+        if taken and not best_has_replicas:
+            yield self._one(called, self.best, True)
+        else:
+            alone = self._alone(dict.fromkeys(names, way))
+            yield self._one(called, self.ledgers.by(self._rest(names) | alone), False)
+        if taken and best_has_replicas:
+            yield self._one(f"{called}, with replicas", self.best, True)
+            return
+        with_replicas = [
+            ledger
+            for ledger in self._candidates(self.ways | dict.fromkeys(names, way))
+            if self.fits(ledger) and _has_replicas(ledger, names)
+        ]
+        if with_replicas:
+            found = min(with_replicas, key=lambda ledger: ledger.ms)
+            yield self._one(f"{called}, with replicas", found, found is self.best)
+
+    def _considered_in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Considered]:
+        """These tables as row-wise sums with replicas in front of them: as chosen, or the best of
+        the plans that were tried."""
+        called = f"{CALLED['sums']}, with replicas"
+        if self._ways_taken(names) == {"sums"}:
+            yield self._one(called, self.best, True)
+        elif tried := list(self._in_front_of_sums(names)):
+            found = min(tried, key=lambda ledger: (not self.fits(ledger), ledger.ms))
+            yield self._one(called, found, False)
+
+    def _called(self, names: tuple[str, ...], way: Way) -> str:
+        """What a report calls a way of these tables; TorchRec's own with its sharding types."""
+        if way != "torchrec":
+            return CALLED[way]
+        shards = [self.tables[name].shards for name in names]
+        kinds = sorted({one.called for one in shards if one is not None})
+        return f"{CALLED[way]} ({', '.join(kinds) or 'RW'})"
+
+    def _ways_taken(self, names: tuple[str, ...]) -> set[Way]:
+        """The ways of these tables in the best plan."""
+        return {_way(self.best.tables[name]) for name in names}
+
+    def _rest(self, names: tuple[str, ...]) -> dict[str, TableSizes]:
+        """The sizes of all other tables in the best plan."""
+        return {name: one.sizes for name, one in self.best.tables.items() if name not in names}
 
     def _one(self, called: str, ledger: Ledger, chosen: bool) -> Considered:
         return Considered(
