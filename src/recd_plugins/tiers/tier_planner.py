@@ -250,44 +250,67 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self, model: nn.Module, topology: Topology, world_size: int, homes: Homes
     ) -> tuple[str, ShardingPlan]:
         """The plan, and why it is what it is, in words."""
-        own: ShardingPlan | None = None
         if self.plan_path is not None:
-            reason = self._from_file(self.plan_path, Cluster.of(topology, world_size), homes)
-            self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
-        elif unused := self._nothing_to_plan(model):
+            return self._around_saved(self.plan_path, model, topology, world_size, homes)
+        if unused := self._nothing_to_plan(model):
             self._notices = [unused]
             reason = f"{self.name}: {unused.why}, so every table is left to TorchRec's planner. "
-            reason += unused.cure
-        else:
-            own = homes.own_plan(self.others)
-            self._profiles.begin()
-            if homes.lacking is None:  # else another plan is made, by the room that there is
-                self._leave_data_parallel(own)
-            if self.found:
-                reason, own = self._tier(model, topology, world_size, own, homes)
-            else:
-                self._notices = [self._left.all_data_parallel()]
-                reason = str(self._notices[0])
-            reason = "\n".join([reason, *self._profiles.in_words()])
-        if own is not None and not self._held:
+            return reason + unused.cure, self._plan_of_others(homes, world_size)
+        reason, own = self._by_policy(model, topology, world_size, homes)
+        if not self._held:
             return reason, own
+        return self._beside_or_own(reason, own, world_size, homes)
+
+    def _around_saved(
+        self, path: Path, model: nn.Module, topology: Topology, world_size: int, homes: Homes
+    ) -> tuple[str, ShardingPlan]:
+        """The plan around a saved tier plan, and what that says, in words."""
+        reason = self._from_file(path, Cluster.of(topology, world_size), homes)
+        self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
+        plan = self._plan_of_others(homes, world_size)
+        if self.tier_plan is not None:
+            rows = self._kernel_rows(model, world_size, homes.mapped)
+            rows.check_saved(self.tier_plan, plan, f"{self.options_in}.plan: {path}")
+        return reason, plan
+
+    def _plan_of_others(self, homes: Homes, world_size: int) -> ShardingPlan:
+        """The plan of the planner behind, beside tables that it must have row-wise."""
+        self._behind, plan, _ = self._beside_tiers(homes, world_size)
+        assert plan is not None  # only a planner that chose sizes goes without one
+        return plan
+
+    def _by_policy(
+        self, model: nn.Module, topology: Topology, world_size: int, homes: Homes
+    ) -> tuple[str, ShardingPlan]:
+        """Why the tier plan of the policy is what it is, in words; and the plan of the planner
+        behind, were there no tiers."""
+        own = homes.own_plan(self.others)
+        self._profiles.begin()
+        if homes.lacking is None:  # else another plan is made, by the room that there is
+            self._leave_data_parallel(own)
+        if self.found:
+            reason, own = self._tier(model, topology, world_size, own, homes)
+        else:
+            self._notices = [self._left.all_data_parallel()]
+            reason = str(self._notices[0])
+        return "\n".join([reason, *self._profiles.in_words()]), own
+
+    def _beside_or_own(
+        self, reason: str, own: ShardingPlan, world_size: int, homes: Homes
+    ) -> tuple[str, ShardingPlan]:
+        """The plan beside the tier plan; or the planner's `own` one, and a notice, where a step is
+        slower with tiers and nobody forced them, or where they leave no room."""
         mapped = homes.mapped
         others, plan, slower = self._beside_tiers(homes, world_size)
-        if own is not None and slower and (plan is None or not self._forced):
-            homes.mapped = mapped
-            self._leave_all()
-            out = in_backticks(self.asked_by)
-            cure = f"stack.explain() has the prices; take {out} out where that is right."
-            what = f"{self.slot}: {self.name}"
-            self._notices.append(Unused(what=what, why=slower, cure=cure))
-            return f"{reason}\n{slower}", own
-        assert plan is not None  # where there is none, there is an own one
-        if own is None and self.tier_plan is not None:
-            saved = f"{self.options_in}.plan: {self.plan_path}"
-            rows = self._kernel_rows(model, world_size, homes.mapped)
-            rows.check_saved(self.tier_plan, plan, saved)
-        self._behind = others
-        return reason, plan
+        if plan is not None and (self._forced or not slower):
+            self._behind = others
+            return reason, plan
+        homes.mapped = mapped
+        self._leave_all()
+        out = in_backticks(self.asked_by)
+        cure = f"stack.explain() has the prices; take {out} out where that is right."
+        self._notices.append(Unused(what=f"{self.slot}: {self.name}", why=slower, cure=cure))
+        return f"{reason}\n{slower}", own
 
     @property
     def chooses_homes(self) -> bool:
