@@ -21,13 +21,15 @@ from recd_plugins.registry.choices import Choice, Registry
 from recd_plugins.registry.option_files import paths_of
 from recd_plugins.slots import Context
 from recd_plugins.storage.file_digest import sha256_of
+from recd_plugins.storage.json_mappings import as_items, from_items
 
 if TYPE_CHECKING:
     from recd_plugins.data.transform import BatchTransform
 
 __all__ = ["TransformProgram", "digest_of"]
 
-FORMAT = 1
+FORMAT = 2
+"""Since 2 a mapping is written by `as_items`; in 1, each as {"pairs": [[key, value], ...]}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class TransformProgram:
     @property
     def digest(self) -> str:
         """The SHA-256 of the whole program: equal programs compute the same."""
-        return hashlib.sha256(_text(self._content()).encode()).hexdigest()
+        return _digest(self._content())
 
     def to_json(self) -> str:
         return _text({**self._content(), "digest": self.digest})
@@ -77,13 +79,12 @@ class TransformProgram:
         try:
             content = json.loads(text)
             digest, version = content.pop("digest"), content["format"]
-            if version != FORMAT:
+            if version not in MAPPINGS:
                 raise DataError(f"{where}: has format {version}, but {FORMAT} is read here.")
-            for step in content["steps"]:
-                _pairs_out(step)  # a bad step fails here, not later in `transform`
+            steps = json.loads(json.dumps(content["steps"]), object_hook=MAPPINGS[version])
             program = cls(
                 plugins=tuple(content["plugins"]),
-                steps=tuple(content["steps"]),
+                steps=tuple(steps),
                 schema=Schema.from_json(content["schema"], where),
                 files=dict(content["files"]),
                 seed=content["seed"],
@@ -91,7 +92,7 @@ class TransformProgram:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = shown(repr(error))
             raise DataError(f"{where}: is no program of transforms ({what}).") from error
-        if program.digest != digest:
+        if _digest(content) != digest:
             raise DataError(f"{where}: was altered since it was written: write it again.")
         for name, wanted in program.files.items():
             if digest_of(Path(name)) != wanted:
@@ -129,7 +130,7 @@ class TransformProgram:
         registry = Registry.load(
             {
                 "plugins": list(self.plugins),
-                "preprocess": [_pairs_out(one) for one in self.steps],
+                "preprocess": list(self.steps),
             }
         )
         chosen = [
@@ -148,7 +149,7 @@ class TransformProgram:
             "format": FORMAT,
             "plugins": list(self.plugins),
             "schema": self.schema.to_json(),
-            "steps": list(self.steps),
+            "steps": as_items(self.steps),
             "files": dict(self.files),
             "seed": self.seed,
         }
@@ -156,6 +157,10 @@ class TransformProgram:
 
 def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, indent=1)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_text(content).encode()).hexdigest()
 
 
 def _step(choice: Choice) -> dict[str, Any]:
@@ -167,15 +172,11 @@ def _step(choice: Choice) -> dict[str, Any]:
     return {"use": f"{choice.provider.plugin}:{choice.record.name}", **named, **values}
 
 
-PAIRS = "pairs"
-"""JSON has only texts as keys, so a mapping is written as {"pairs": [[key, value], ...]}."""
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value.resolve())
     if isinstance(value, Mapping):
-        return {PAIRS: [[key, _plain(one)] for key, one in value.items()]}
+        return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -183,12 +184,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _pairs_out(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if value.keys() == {PAIRS}:
-            return {key: _pairs_out(one) for key, one in value[PAIRS]}
-        return {key: _pairs_out(one) for key, one in value.items()}
-    return [_pairs_out(one) for one in value] if isinstance(value, list) else value
+def _from_pairs(made: dict[str, Any]) -> dict[Any, Any]:
+    """A mapping of format 1."""
+    return dict(made["pairs"]) if made.keys() == {"pairs"} else made
+
+
+MAPPINGS = {1: _from_pairs, FORMAT: from_items}
+"""How the mappings of each format are read."""
 
 
 def digest_of(path: Path) -> str:

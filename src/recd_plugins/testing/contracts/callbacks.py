@@ -6,8 +6,8 @@ import json
 
 from recd_plugins.errors import PluginError
 from recd_plugins.slots import Callback, check_callback
+from recd_plugins.storage.json_mappings import as_items, from_items
 from recd_plugins.testing.contracts.subject import Subject
-from recd_plugins.trainer.checkpoints.number_keys import as_items, from_items
 
 __all__ = ["check_callbacks"]
 

@@ -38,6 +38,7 @@ from recd_plugins.errors import DataError, RecdError, RegistryError, listed
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.together import on_every_rank
 from recd_plugins.registry.plugin_code import changed_code
+from recd_plugins.storage.json_mappings import as_items
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
 from recd_plugins.trainer.checkpoints.files import (
@@ -51,7 +52,6 @@ from recd_plugins.trainer.checkpoints.files import (
     write_digest,
     write_json,
 )
-from recd_plugins.trainer.checkpoints.number_keys import as_items
 from recd_plugins.trainer.checkpoints.optimizer_numbers import (
     RateOf,
     lost_states,

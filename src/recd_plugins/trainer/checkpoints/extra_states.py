@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.errors import PluginError
-from recd_plugins.trainer.checkpoints.number_keys import as_items
+from recd_plugins.storage.json_mappings import as_items
 
 __all__ = ["EXTRA", "beside_tensors"]
 

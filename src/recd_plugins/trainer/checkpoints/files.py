@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recd_plugins.errors import DataError, so_many
-from recd_plugins.trainer.checkpoints.number_keys import from_items
+from recd_plugins.storage.json_mappings import from_items
 from recd_plugins.trainer.checkpoints.version_before import VERSION
 from recd_plugins.trainer.run_folder import checkpoints_in, step_of
 

@@ -18,6 +18,7 @@ from recd_plugins.data.pins import copy_pins
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.storage.json_mappings import as_items
 from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.trainer.checkpoints.files import (
     check_whole,
@@ -29,7 +30,6 @@ from recd_plugins.trainer.checkpoints.files import (
     write_digest,
     write_json,
 )
-from recd_plugins.trainer.checkpoints.number_keys import as_items
 from recd_plugins.trainer.measure.metrics import joined_windows
 from recd_plugins.trainer.run_folder import checkpoints_in, step_of
 
