@@ -14,7 +14,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from recd_dedup.dedup.chosen import chosen_groups
-from recd_plugins.api import Config, Context, GivesNotices, Notice, Range, RegistryError
+from recd_plugins.api import (
+    Config,
+    Context,
+    GivesNotices,
+    Notice,
+    Range,
+    RegistryError,
+    wrong_with_groups,
+)
 
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -66,14 +74,8 @@ class GroupsConfig(Config):
             )
         if self.groups == "auto":
             return
-        named = [name for group in self.groups for name in group]
-        if not named or not all(self.groups):
-            raise RegistryError(
-                "one is empty, or there is none. Name one feature at least in each.", "groups"
-            )
-        for name in named:
-            if named.count(name) > 1:
-                raise RegistryError(f"{name!r} is named twice. Keep it in one group.", "groups")
+        if wrong := wrong_with_groups(self.groups):
+            raise RegistryError(wrong, "groups")
 
     def idle_options(self) -> Mapping[str, str]:
         if self.groups == "auto":

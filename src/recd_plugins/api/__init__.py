@@ -53,6 +53,7 @@ from recd_plugins.slots import (
     StatsRecord,
     TableStats,
 )
+from recd_plugins.sparse.groups import wrong_with_groups
 
 __all__ = [
     "Addition",
@@ -109,4 +110,5 @@ __all__ = [
     "matching",
     "nearest",
     "so_many",
+    "wrong_with_groups",
 ]

@@ -1,33 +1,53 @@
 """Feature groups: keys that are deduplicated together, and how many unique samples each group
-has."""
+has. Options are checked by this file before torch is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-
-import torch
-from torch import Tensor
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["Groups", "agreed_groups", "check_groups", "is_padded", "real_rows"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = [
+    "Groups",
+    "agreed_groups",
+    "check_groups",
+    "is_padded",
+    "real_rows",
+    "wrong_with_groups",
+]
 
 Groups = tuple[tuple[str, ...], ...]
 """The keys of each group; a key is in one group only."""
 
 
+def wrong_with_groups(groups: Iterable[Sequence[str]]) -> str:
+    """What is wrong with feature groups, in words; empty if there are some, each names a feature,
+    and none is named twice."""
+    groups = list(groups)
+    if not groups or not all(groups):
+        return "one is empty, or there is none. Name one feature at least in each."
+    seen: set[str] = set()
+    for name in chain(*groups):
+        if name in seen:
+            return f"{name!r} is named twice. Keep it in one group."
+        seen.add(name)
+    return ""
+
+
 def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups:
     """The groups as tuples, checked: each names some of `keys`, and no key is named twice."""
-    known, seen = frozenset(keys), set[str]()
-    named = [key for group in groups for key in group]
-    if not named or not all(groups):
-        raise DataError("groups: one is empty, or there is none. Name at least one key in each.")
-    for key in named:
+    if wrong := wrong_with_groups(groups):
+        raise DataError(f"groups: {wrong}")
+    known = frozenset(keys)
+    for key in chain(*groups):
         if key not in known:
             raise DataError(f"groups: there is no feature {key!r}; {nearest(key, known)}")
-        if key in seen:
-            raise DataError(f"groups: {key!r} is named twice. Keep it in one group.")
-        seen.add(key)
     return tuple(tuple(group) for group in groups)
 
 
@@ -39,6 +59,8 @@ def agreed_groups(
     The keys of a group must have equal lookups. By default neighbouring keys with equal lookups are
     a group.
     """
+    import torch
+
     if groups is None:
         runs: list[list[str]] = []
         for key, lookup in lookups.items():
@@ -64,6 +86,8 @@ def real_rows(groups: Groups, unique_counts: Sequence[int], device: torch.device
     Padding is rows of length 0 that give every key of an IKJT as many rows as the largest group
     has.
     """
+    import torch
+
     by_group = zip(groups, unique_counts, strict=True)
     by_key = torch.tensor([count for group, count in by_group for _ in group], device=device)
     rows = torch.arange(max(unique_counts), device=device)
