@@ -41,7 +41,7 @@ from recd_scars.cached_rows import cached_rows, sample_bytes
 from recd_scars.config import ScarsConfig
 from recd_scars.device_memory import DeviceMemory
 from recd_scars.home import check_home, seen_from
-from recd_scars.uvm.served import Served
+from recd_scars.uvm.serving_kernels import ServingKernels
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.api.batch import Batch, OwnBatches
-    from recd_scars.hot_batches import Yielded
+    from recd_scars.hot_batches import YieldedCounts
 
 __all__ = ["ScarsPlanner", "build_scars", "memory_of_hot_rows"]
 
@@ -98,9 +98,9 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """The memory that it was planned for, on rank 0."""
-        self._yielded: list[Yielded] = []
+        self._yielded: list[YieldedCounts] = []
         """What each loader of `order` has yielded since the last plan."""
-        self.served: Served | None = None
+        self.served: ServingKernels | None = None
         """How the last plan's tables are served from host memory, on rank 0."""
 
     @property
@@ -370,7 +370,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             chosen = dataclasses.replace(chosen, reason=f"{chosen.reason}\n{line}")
         if self._config.home != "host":
             return chosen
-        self.served = Served.of(
+        self.served = ServingKernels.of(
             chosen.report.ledger,
             self.found,
             capacity=self._memory.capacity,

@@ -29,9 +29,9 @@ from recd_plugins.advise.added_values import in_order, plain
 from recd_plugins.advise.advice import RegistryAdvice, _absolute, _otherwise, _what_ifs, advise
 from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
 from recd_plugins.advise.computed import _shared
-from recd_plugins.advise.model_and_batches import OfRegistry, OfTrainer
+from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTrainer
 from recd_plugins.advise.outlook import Outlooks
-from recd_plugins.advise.trials import ALIKE, Tried, candidates
+from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates
 from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk, Weighed, weigh, weigh_near
 from recd_plugins.cli.advise import _steps_to_loss
 from recd_plugins.cli.main import app
@@ -244,7 +244,7 @@ def test_a_trainers_own_model_and_loader_are_advised_on(
     monkeypatch.syspath_prepend(OWN)
     links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}  # whose times no computing comes near
     given = Registry.load({"plugins": ["recd_flexshard"], "topology": links})
-    trainer = OfTrainer.named(f"{OWN}/before.py:parts")
+    trainer = ModelOfTrainer.named(f"{OWN}/before.py:parts")
     advice = advise(given, AdviceGoal(), ranks=2, trainer=trainer)
     assert advice.walk.kept == ("coalescing",)
     assert advice.walk.best.ms < 0.9 * advice.walk.base.ms
@@ -278,7 +278,7 @@ def test_a_topology_that_names_no_device_is_one_of_those_that_train(device: str 
         },
         "train": {"device": "cpu"},
     }
-    trainer = OfTrainer.named(f"{OWN}/before.py:parts")
+    trainer = ModelOfTrainer.named(f"{OWN}/before.py:parts")
     outlook = Outlooks(Registry.load(values), 2, source=trainer).of(values)
     assert any(one.has_replicas for one in outlook.ledger.tables.values())
     assert outlook.copies == (device is None)
@@ -288,7 +288,7 @@ def test_a_topology_that_names_no_device_is_one_of_those_that_train(device: str 
 def test_a_model_that_is_timed_once_sends_gradients_in_the_bits_of_each_registry() -> None:
     links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}
     values = {"topology": links, "train": {"device": "cpu"}}
-    trainer = OfTrainer.named(f"{OWN}/before.py:parts")
+    trainer = ModelOfTrainer.named(f"{OWN}/before.py:parts")
     outlooks = Outlooks(Registry.load(values), 2, source=trainer)
     whole, halved = (
         outlooks.of({**values, "train": {"device": "cpu", "codecs": {"dense": dense}}}).step
@@ -357,7 +357,7 @@ def test_all_kjts_that_a_trainer_names_are_counted() -> None:
         {"plugins": ["recd_dedup", "recd_flexshard", "recd_scars"], "topology": links}
     )
     loader = [scored_batch(seed) for seed in range(4)]
-    trainer = OfTrainer(Scored(), loader, list)
+    trainer = ModelOfTrainer(Scored(), loader, list)
     advice = advise(given, AdviceGoal(budget_gb=1.0), ranks=2, trainer=trainer)
     assert advice.batch_size == 128
     assert advice.walk.kept == ("tiers",)
@@ -366,7 +366,7 @@ def test_all_kjts_that_a_trainer_names_are_counted() -> None:
     assert lookups == pytest.approx({"t_seen": 0.5, "t_liked": 2.0})
     one = KeyedJaggedTensor(["seen"], torch.tensor([1]), lengths=torch.tensor([1]))
     assert not [one for one in advice.to_measure if "of no row" in one]
-    uneven = OfTrainer(Scored(), [loader[0]._replace(ids=one)], list)
+    uneven = ModelOfTrainer(Scored(), [loader[0]._replace(ids=one)], list)
     with pytest.raises(DataError, match=r"have \[1, 128\] samples, so that nobody knows"):
         _ = uneven.batch_size
 
@@ -388,7 +388,7 @@ def test_batches_that_their_loader_writes_over_each_other_are_seen_each() -> Non
     seen, expected = (
         [
             batch.features.values().tolist()
-            for batch in OfTrainer(Scored(), loader, list).spread(stack, 2)
+            for batch in ModelOfTrainer(Scored(), loader, list).spread(stack, 2)
         ]
         for loader in (OneMemory(), [scored_batch(seed) for seed in range(4)])
     )
@@ -408,7 +408,7 @@ def test_ids_of_no_row_are_told_and_a_model_that_maps_them_is_not_advised_on(ids
 
     links = {"ranks_per_node": 1, "inter_node_gbps": 1e-4}
     given = Registry.load({"plugins": ["recd_flexshard"], "topology": links})
-    trainer = OfTrainer(Scored(), [batch(seed) for seed in range(4)], list, name="mine")
+    trainer = ModelOfTrainer(Scored(), [batch(seed) for seed in range(4)], list, name="mine")
     if ids == 64:
         with pytest.raises(DataError, match=r"^mine: most ids .* for table t_seen are of no row"):
             advise(given, AdviceGoal(), ranks=2, with_what_ifs=False, trainer=trainer)
@@ -425,14 +425,14 @@ def test_batches_of_a_trainer_that_nothing_can_be_said_of_are_refused() -> None:
     def unread() -> Iterator[Any]:
         yield pytest.fail("a batch is read before what was asked for is refused")
 
-    def of(batch: Any) -> OfTrainer:
-        return OfTrainer(torch.nn.Identity(), [batch], name="mine.py:parts")
+    def of(batch: Any) -> ModelOfTrainer:
+        return ModelOfTrainer(torch.nn.Identity(), [batch], name="mine.py:parts")
 
     with pytest.raises(DataError, match=r"mine\.py:parts: its batches hold a SparseFeatures"):
         _ = of(SparseFeatures.of(kjt)).batch_size
     with pytest.raises(DataError, match=r"mine\.py:parts: its batches have no method `to`"):
         of({"item": kjt}).compute(load({"train": {"device": "cpu"}}), 1, 1)
-    trainer = OfTrainer(torch.nn.Identity(), unread())
+    trainer = ModelOfTrainer(torch.nn.Identity(), unread())
     with pytest.raises(RegistryError, match="--batch-size"):
         advise(Registry.load({}), AdviceGoal(), batch_sizes=[2], trainer=trainer)
 
@@ -455,7 +455,7 @@ def test_a_model_is_built_once_for_all_that_have_it_alike_and_stays_as_it_is(
 ) -> None:
     build, built = Stack.model, []
     monkeypatch.setattr(Stack, "model", lambda stack: built.append(stack) or build(stack))
-    source, values = OfRegistry(), registry(folder / "16", 16)
+    source, values = ModelOfRegistry(), registry(folder / "16", 16)
     dedup = {
         "plugins": ["recd_dlrm", "recd_dedup"],
         "dedup": {"use": "exact", "groups": [["history"]]},
@@ -482,7 +482,7 @@ def test_the_line_of_what_is_advised_is_that_of_what_won_by_training(
 ) -> None:
     walk = of_sessions.walk
     every = ((), walk.base, 1.0), (walk.kept, walk.best, 2.0)
-    sides = [Tried(additions=names, outlook=one, rounds=[ms]) for names, one, ms in every]
+    sides = [TriedRegistry(additions=names, outlook=one, rounds=[ms]) for names, one, ms in every]
     tried = replace(of_sessions, trials=sides)
 
     def advised(advice: RegistryAdvice) -> str:

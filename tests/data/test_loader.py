@@ -27,7 +27,7 @@ from recd_plugins.data.order import Shares
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.testing.resume import assert_same_batch, check_resume
 
 # Batches
@@ -368,7 +368,7 @@ def test_blocks_from_all_over_an_epoch_are_its_batches(tmp_path, monkeypatch, wo
         monkeypatch.setattr(local_loader, "WINDOW_ROWS", 1)
     table = write(tmp_path / "table", 2048, 64)
     loader = open_loader(table, rank=1, world_size=2, batch_size=16, workers=workers)
-    assert isinstance(loader, Spread)
+    assert isinstance(loader, SpreadsBatches)
     assert loader.places == (64 if whole else 8)
     state = loader.state_dict()
     found = [(block, ids(batch)) for block, batch in loader.spread(range(6), 2)]

@@ -25,7 +25,7 @@ from recd_dedup.dedup.advisor import (
 )
 from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
 from recd_dedup.dedup.sample import SampledBatches, choose_runs, rows_of_batch
-from recd_dedup.dedup.worth import Bytes, Nothing, Worth
+from recd_dedup.dedup.worth import NoWorth, Worth, WorthInBytes
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
 from recd_plugins.data.dataset import Tables
@@ -84,7 +84,7 @@ def test_what_chooses_and_what_judges_are_other_batches() -> None:
 
     def worth_of(sample: SampledBatches, size: int, names: Sequence[str]) -> Worth:
         asked.append((sample.alone["a"], list(names)))
-        return Bytes(sample)
+        return WorthInBytes(sample)
 
     advice = advise_rows([PAIRS, APART, PAIRS, APART], ["a", "b"], 4, LIMITS, worth_of)
     assert asked == [(2, ["a", "b"]), (1, ["a", "b"])]  # as often as is asked for is enough
@@ -94,7 +94,7 @@ def test_what_chooses_and_what_judges_are_other_batches() -> None:
     assert advise_rows([two], ["a"], 2, LIMITS).features[0].stay == 1
 
 
-class Given(Nothing):
+class Given(NoWorth):
     """What pays is given."""
 
     def __init__(self, sample: SampledBatches, net: Mapping[tuple[str, ...], float]) -> None:

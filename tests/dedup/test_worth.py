@@ -25,12 +25,12 @@ from recd_dedup.dedup.sample import SampledBatches, rows_of_batch
 from recd_dedup.dedup.worth import (
     CALLS_OF_A_FEATURE,
     CALLS_OF_A_GROUP,
-    Bytes,
     FeatureUse,
-    Seconds,
     StepPrices,
+    WorthInBytes,
+    WorthInSeconds,
 )
-from recd_plugins.api.embedding import OfPooling
+from recd_plugins.api.embedding import PoolingSeconds
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
@@ -65,8 +65,8 @@ ROWS = [rows_of_batch(from_lists(LISTS), list(LISTS))] * 2
 USES = {name: FeatureUse(rows=(32,)) for name in LISTS}
 
 
-def worth(**changed: Any) -> Seconds:
-    return Seconds(SampledBatches(LISTS, ROWS), 4, prices(**changed), USES)
+def worth(**changed: Any) -> WorthInSeconds:
+    return WorthInSeconds(SampledBatches(LISTS, ROWS), 4, prices(**changed), USES)
 
 
 def test_what_a_group_saves_and_costs_in_seconds() -> None:
@@ -74,7 +74,7 @@ def test_what_a_group_saves_and_costs_in_seconds() -> None:
     assert worth().saved("seen", ["seen"]) == {"lookup": pytest.approx(6e-6), "exchange": 0}
     sent = worth(byte=1e-9).saved("seen", ["seen"])["exchange"]
     assert sent == pytest.approx(1e-9 * (6 * 8 + 2 * 4 * 32 * 6))
-    pooled = worth(pooling={"seen": OfPooling(all=3e-3, unique=1e-3)})
+    pooled = worth(pooling={"seen": PoolingSeconds(all=3e-3, unique=1e-3)})
     assert pooled.saved("seen", ["seen"])["pooling"] == pytest.approx(2e-3)
     cost = worth(copy=1e-9, call=1e-6).cost(["seen", "bought"])
     assert cost["conversion"] == pytest.approx(2e-3)
@@ -90,7 +90,7 @@ def test_the_weights_of_ids_are_no_rows_that_are_looked_up() -> None:
     )
     sample = SampledBatches(LISTS, [rows_of_batch(scored, list(LISTS))] * 2)
     assert [sample.length(name) for name in LISTS] == [2, 1, 1]
-    assert Seconds(sample, 4, prices(), USES).saved("seen", ["seen"]) == worth().saved(
+    assert WorthInSeconds(sample, 4, prices(), USES).saved("seen", ["seen"]) == worth().saved(
         "seen", ["seen"]
     )
 
@@ -101,7 +101,7 @@ def test_rows_that_are_exchanged_are_copied_twice() -> None:
 
 def test_what_a_group_saves_and_costs_in_bytes() -> None:
     """Of 8 bytes an id, 2 ids a sample; and an inverse lookup's entry, twice."""
-    weighed = Bytes(SampledBatches(LISTS, ROWS))
+    weighed = WorthInBytes(SampledBatches(LISTS, ROWS))
     assert weighed.saved("seen", ["seen"]) == {"ids": pytest.approx(8 * 2 * (1 - 1 / 4))}
     assert weighed.saved("bought", ["bought"]) == {"ids": pytest.approx(8 * 1 * (1 - 1 / 2))}
     assert weighed.cost(["seen"]) == {"lookup": 2 * 1}
@@ -113,7 +113,7 @@ def test_what_a_group_saves_and_costs_in_bytes() -> None:
 def test_an_inverse_lookup_is_as_wide_as_its_largest_number(unique: int, width: int) -> None:
     lists = {"item": [[number] for number in range(unique)]}
     rows = rows_of_batch(from_lists(lists), list(lists))
-    assert Bytes(SampledBatches(lists, [rows])).cost(["item"]) == {"lookup": 2 * width}
+    assert WorthInBytes(SampledBatches(lists, [rows])).cost(["item"]) == {"lookup": 2 * width}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_what_does_not_pay_stays_as_it_is(byte: float, call: float, groups: Any)
 def test_sums_are_looked_up_in_parts_and_must_pay_for_them() -> None:
     uses = USES | {"bought": FeatureUse(sums=(32,))}
     for call, kept in ((1e-9, (("seen",), ("bought",))), (2e-7, (("seen",),)), (3e-6, ())):
-        weighed = Seconds(SampledBatches(LISTS, ROWS), 4, prices(call=call, byte=3e-6), uses)
+        weighed = WorthInSeconds(SampledBatches(LISTS, ROWS), 4, prices(call=call, byte=3e-6), uses)
         settled = weighed.settled([("seen",), ("bought",)])
         assert settled.groups == kept
         assert len(settled.why) == 2 - len(kept)

@@ -8,7 +8,7 @@ import pytest
 from mixed import BAGS, GROUPS, SHARES
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
-from recd_plugins.embedding.dedup import bag_parts, size_classes, whole
+from recd_plugins.embedding.dedup import bag_parts, in_one_part, size_classes
 
 
 def configs(tables: Mapping[str, Sequence[str]], dim: int = 8) -> list[EmbeddingBagConfig]:
@@ -96,6 +96,6 @@ def test_wide_tables_count_more() -> None:
 
 
 def test_sequences_are_one_part() -> None:
-    part = whole(configs({"t_item": ["history", "item"], "t_page": ["clicks"]}), GROUPS)
+    part = in_one_part(configs({"t_item": ["history", "item"], "t_page": ["clicks"]}), GROUPS)
     assert part.keys == ("history", "item", "clicks")
     assert part.why == "2 of 3 features on unique samples"

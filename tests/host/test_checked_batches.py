@@ -13,7 +13,7 @@ from recd_plugins.data.local_loader import LocalLoader
 from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import CapabilityError, DataError, PluginError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.stack import Stack, load
 
 PLUGIN = str(Path(__file__).with_name("reader_plugin.py"))
@@ -39,7 +39,7 @@ def stack_of(folder: Path, **changed: Any) -> Stack:
 
 def test_one_rare_id_of_a_reader_is_told_at_its_batch(tmp_path: Path) -> None:
     loader = stack_of(tmp_path, reader={"use": "rare", "at": 2, "id": 20}).loader(0, 1)
-    assert not isinstance(loader, Spread)
+    assert not isinstance(loader, SpreadsBatches)
     batches = iter(loader)
     assert len([next(batches), next(batches)]) == 2
     with pytest.raises(DataError, match=r"reader.*'rare'.* yielded id 20 of feature 'cat_1', out"):
@@ -89,7 +89,7 @@ def test_whatever_else_a_loader_has_is_its_own(tmp_path: Path) -> None:
 
 def test_batches_from_all_over_the_epoch_are_checked_too(tmp_path: Path) -> None:
     loader = stack_of(tmp_path, reader={"use": "rare", "at": 2, "spreads": True}).loader(0, 1)
-    assert isinstance(loader, Spread)
+    assert isinstance(loader, SpreadsBatches)
     assert loader.places > 1
     with pytest.raises(DataError, match="yielded id 99 of feature 'cat_1'"):
         list(loader.spread(range(5), 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recd_plugins.data.importing.whole_numbers import Kind, kind_of
+from recd_plugins.data.importing.whole_numbers import NumberKind, kind_of
 
 DRAW = np.random.default_rng(0)
 ROWS = 2_000
@@ -19,7 +19,7 @@ def popular(ids: int) -> np.ndarray:
     return DRAW.permutation(ids)[(DRAW.zipf(1.3, ROWS) - 1) % ids]
 
 
-def kind(values: np.ndarray) -> Kind:
+def kind(values: np.ndarray) -> NumberKind:
     different, counts = np.unique(values.astype(np.int64), return_counts=True)
     return kind_of(different, counts, ascending=bool(np.all(values[1:] >= values[:-1])))
 
@@ -64,11 +64,11 @@ def test_numbers_that_name_something_are_ids(name: str) -> None:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_numbers_that_count_something_are_no_ids(name: str) -> None:
-    assert kind(COUNTS[name]) == Kind(ids=False)
+    assert kind(COUNTS[name]) == NumberKind(ids=False)
 
 
 def test_numbers_over_a_wide_range_of_which_hardly_two_are_alike_may_be_either() -> None:
-    assert kind(DRAW.integers(0, 5_000_000, ROWS)) == Kind(ids=False, sure=False)
+    assert kind(DRAW.integers(0, 5_000_000, ROWS)) == NumberKind(ids=False, sure=False)
 
 
 @pytest.mark.parametrize("ids", [500, 5_000, 50_000])
@@ -79,8 +79,8 @@ def test_ids_by_how_common_they_are_may_be_either(ids: int, exponent: float) -> 
     found = kind(DRAW.choice(ids, 20_000, p=odds / odds.sum()))
     assert (found.ids, found.sure) == (False, False)
     for counts in (DRAW.lognormal(6, 1.5, 20_000), DRAW.exponential(300, 20_000)):
-        assert kind(counts) == Kind(ids=False)
-        assert kind(np.minimum(counts, 2_000)) == Kind(ids=False)  # cut off
+        assert kind(counts) == NumberKind(ids=False)
+        assert kind(np.minimum(counts, 2_000)) == NumberKind(ids=False)  # cut off
 
 
 def test_columns_of_public_files_are_taken_for_what_they_are(
@@ -90,7 +90,9 @@ def test_columns_of_public_files_are_taken_for_what_they_are(
     for name in ("kaggle_2k", "terabyte_day11_3k"):
         lines = real_data(f"criteo/{name}.tsv").read_text().splitlines()
         for column in list(zip(*(one.split("\t") for one in lines), strict=True))[1:14]:
-            assert kind(np.array([int(one) for one in column if one])) == Kind(ids=False), name
+            assert kind(np.array([int(one) for one in column if one])) == NumberKind(ids=False), (
+                name
+            )
     for path, rows in (("ml100k/ml-100k.inter", 2_000), ("yoochoose/clicks.tsv", 3_000)):
         lines = real_data(path).read_text().splitlines()[1 : rows + 1]
         for column in list(zip(*(one.split("\t") for one in lines), strict=True))[:2]:

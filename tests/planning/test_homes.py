@@ -17,7 +17,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.homes import fewest, in_words, less, may_leave
+from recd_plugins.planning.homes import fewest, in_words, may_leave, with_less_memory
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable
@@ -143,10 +143,10 @@ def test_rows_that_have_replicas_are_not_paged() -> None:
 
 
 def test_memory_that_is_taken_is_no_more_there() -> None:
-    assert less(Topology(host_memory_gb=3), 2 * GB).host_memory_gb == 1
-    assert less(Topology(), 28 * GB).host_memory_gb == 100
+    assert with_less_memory(Topology(host_memory_gb=3), 2 * GB).host_memory_gb == 1
+    assert with_less_memory(Topology(), 28 * GB).host_memory_gb == 100
     with pytest.raises(RegistryError, match="host_memory_gb"):
-        less(Topology(host_memory_gb=3), 3 * GB)
+        with_less_memory(Topology(host_memory_gb=3), 3 * GB)
 
 
 def test_torchrecs_planner_counts_no_rows_of_tables_in_files() -> None:

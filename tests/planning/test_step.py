@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.advise.computed import line, measured_compute, on_held_embeddings
+from recd_plugins.advise.computed import fitted_line, measured_compute, on_held_embeddings
 from recd_plugins.advise.torchrec_step import seconds_of_torchrec
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.timing import seconds_of
@@ -317,10 +317,10 @@ def test_a_call_is_timed_with_one_thread_for_others_would_count_as_they_wait() -
 
 
 def test_what_does_not_grow_with_a_batch_is_fixed_and_nothing_is_less_than_none() -> None:
-    assert line([(1, 1.0), (3, 2.0)]) == pytest.approx((0.5, 0.5))
-    assert line([(4, 2.0)]) == (0, 0.5)
-    assert line([(1, 2.0), (3, 1.0)]) == (1.5, 0)
-    assert line([(1, 0.0), (3, 4.0)]) == pytest.approx((0, 1))
+    assert fitted_line([(1, 1.0), (3, 2.0)]) == pytest.approx((0.5, 0.5))
+    assert fitted_line([(4, 2.0)]) == (0, 0.5)
+    assert fitted_line([(1, 2.0), (3, 1.0)]) == (1.5, 0)
+    assert fitted_line([(1, 0.0), (3, 4.0)]) == pytest.approx((0, 1))
 
 
 def test_held_embeddings_have_the_shapes_of_the_batch_and_get_gradients() -> None:

@@ -15,7 +15,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.topology import PRESETS, Cluster, Link, Topology, load_topology
-from recd_plugins.storage.lock_file import Held, LockFile
+from recd_plugins.storage.lock_file import LockFile, LockHeld
 
 
 def test_the_local_preset_leaves_all_to_torchrec() -> None:
@@ -79,7 +79,7 @@ def test_two_that_measure_on_a_machine_do_so_one_after_another(
 ) -> None:
     topology_command = sys.modules["recd_plugins.cli.topology"]
     events: list[str] = []
-    held = [Held("process 7 of here"), Held("process 7 of here"), None]
+    held = [LockHeld("process 7 of here"), LockHeld("process 7 of here"), None]
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(topology_command, "LOOK", 0.0)
     monkeypatch.setattr(LockFile, "take", mock.Mock(side_effect=held))

@@ -40,7 +40,9 @@ def test_ranks_meet_those_of_their_own_attempt_alone() -> None:
     for world_size in (3, 2, 3):
         with ThreadPoolExecutor(world_size) as pool:
             ranks = reversed(range(world_size))
-            met = list(pool.map(lambda rank, n=world_size: elastic.attempt(store, rank, n), ranks))
+            met = list(
+                pool.map(lambda rank, n=world_size: elastic.attempt_name(store, rank, n), ranks)
+            )
         assert len(set(met)) == 1
         names.append(met[0])
     assert len(set(names)) == 3
@@ -50,15 +52,15 @@ def test_ranks_meet_those_of_their_own_attempt_alone() -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     store = HashStore()
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(elastic.attempt, store, 1, 3, 1.0)
+        other = pool.submit(elastic.attempt_name, store, 1, 3, 1.0)
         store.wait(["here/1"])
         with pytest.raises(RecdError, match=r"waited 1 s .* 3 ranks .*; rank 2 did not come"):
-            elastic.attempt(store, 0, 3, 1.0)
+            elastic.attempt_name(store, 0, 3, 1.0)
         assert isinstance(other.exception(), RecdError)
     for word in ("here/0", "here/1", "here/2"):  # of ranks that are gone
         store.set(word, "x")
     with pytest.raises(RecdError, match="ranks 1, 2 did not come"):
-        elastic.attempt(store, 0, 3, 0.2)
+        elastic.attempt_name(store, 0, 3, 0.2)
 
 
 def attempt(

@@ -25,7 +25,7 @@ from recd_plugins.storage.whole_file import of_path
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
-from recd_plugins.trainer.checkpoints.checkpoint import Reached
+from recd_plugins.trainer.checkpoints.checkpoint import ReachedState
 from recd_plugins.trainer.measure.metrics import Metrics
 from recd_plugins.trainer.run_report import RunReport
 
@@ -40,7 +40,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def report(run: Path, *, steps: int = 100, start: int = 0, speaks: bool = True) -> RunReport:
-    reached = Reached(step=start, loader={}) if start else None
+    reached = ReachedState(step=start, loader={}) if start else None
     return RunReport(run, speaks=speaks, steps=steps, reached=reached)
 
 
@@ -109,7 +109,7 @@ def test_tensorboard_of_a_resumed_run_has_each_scalar_once(tmp_path: Path) -> No
     """Also of the step that it goes on from, which was evaluated after its checkpoint was made."""
     run_report = report(tmp_path)
     run_report.metrics("train", 10, metrics(10, 1.0))
-    reached = Reached(step=10, loader={}, so_far={"lines": run_report.lines})
+    reached = ReachedState(step=10, loader={}, so_far={"lines": run_report.lines})
     run_report.metrics("test", 10, metrics(10))
     run_report.metrics("train", 15, metrics(15, 1.0))
     run_report.close({})

@@ -30,7 +30,7 @@ from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.registry.source import Source, overrides_between
 from recd_plugins.stack import load
-from recd_plugins.storage.lock_file import Held, LockFile
+from recd_plugins.storage.lock_file import LockFile, LockHeld
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
@@ -438,7 +438,7 @@ def test_it_writes_where_train_would(
     assert f"lies in {tmp_path / 'other' / 'checkpoints'}, where another run has its" in found
     monkeypatch.chdir(tmp_path / "thesis")
     assert "TO: . is the folder that this is called in" in refused(Path())
-    monkeypatch.setattr(LockFile, "take", mock.Mock(side_effect=Held("process 1")))
+    monkeypatch.setattr(LockFile, "take", mock.Mock(side_effect=LockHeld("process 1")))
     (tmp_path / ".busy.lock").touch()
     assert "busy is being trained in by process 1" in refused(tmp_path / "busy")
 

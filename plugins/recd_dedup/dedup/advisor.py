@@ -19,7 +19,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch, sample_batches
-from recd_dedup.dedup.worth import Bytes, Worth
+from recd_dedup.dedup.worth import Worth, WorthInBytes
 from recd_dedup.stats.session_rows import SessionRows
 from recd_plugins.api import so_many
 from recd_plugins.api.batch import Groups
@@ -239,7 +239,7 @@ def advise(
     )
     parts = sample_batches(table, batch_size=batch_size, sample_rows=sample_rows, seed=seed)
     sample = SampledBatches(table.schema.sparse_names, parts)
-    return decide(sample, min(batch_size, table.num_rows), limits, Bytes(sample))
+    return decide(sample, min(batch_size, table.num_rows), limits, WorthInBytes(sample))
 
 
 def advise_batches(
@@ -288,7 +288,7 @@ def advise_sampled(
     chosen_by, judged_by = sampled
     features = chosen_by.features
     repeating = [name for name in features if limits.allow(name, chosen_by.alone[name])]
-    make = worth_of or (lambda sample, size, names: Bytes(sample))
+    make = worth_of or (lambda sample, size, names: WorthInBytes(sample))
     groups = _found(chosen_by, limits, make(chosen_by, batch_size, repeating))
     advice = _judged(judged_by, batch_size, limits, make(judged_by, batch_size, repeating), groups)
     every = sum(one.repeats.batches for one in dict.fromkeys(sampled))

@@ -11,7 +11,7 @@ import torch
 
 from recd_dedup.dedup.worth import FeatureUse, StepPrices
 from recd_plugins.api.embedding import (
-    OfPooling,
+    PoolingSeconds,
     poolings_by_feature,
     seconds_of,
     seconds_of_call,
@@ -171,12 +171,12 @@ def _poolings(
     uses: Mapping[str, FeatureUse],
     unique: Mapping[str, Tensor],
     lookups: Mapping[str, Tensor],
-) -> dict[str, OfPooling]:
+) -> dict[str, PoolingSeconds]:
     """The seconds of each feature's pooling, if its pooling is known; similar features are timed
     only once."""
     sequences = [name for name in names if uses[name].rows]
-    found: dict[str, OfPooling] = {}
-    alike: dict[tuple[Any, ...], OfPooling] = {}
+    found: dict[str, PoolingSeconds] = {}
+    alike: dict[tuple[Any, ...], PoolingSeconds] = {}
     for name, pooling in poolings_by_feature(model, sequences).items():
         lengths, lookup = _shortened(unique[name], uses[name].kept_ids), lookups[name]
         ids = lengths[lookup]
@@ -189,7 +189,7 @@ def _poolings(
         if key not in alike:
             alike[key] = seconds_of_pooling(pooling, uses[name].rows[0], used, some)
         scale = int(ids.sum()) / max(1, values_of_all)
-        found[name] = OfPooling(*(scale * seconds for seconds in alike[key]))
+        found[name] = PoolingSeconds(*(scale * seconds for seconds in alike[key]))
     return found
 
 

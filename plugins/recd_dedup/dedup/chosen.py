@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChosenGroups", "chosen_groups"]
 
-Deduplicated = Callable[["KeyedJaggedTensor", Sequence[Sequence[str]]], Any]
+ConvertGroups = Callable[["KeyedJaggedTensor", Sequence[Sequence[str]]], Any]
 WHAT = "dedup: groups: auto"
 
 
@@ -48,7 +48,7 @@ class ChosenGroups(NamedTuple):
 
 
 def chosen_groups(
-    config: GroupsConfig, context: Context, deduplicated: Deduplicated
+    config: GroupsConfig, context: Context, deduplicated: ConvertGroups
 ) -> ChosenGroups:
     """The groups as given, or as advised for the batches of the trainer or of the reader.
 
@@ -108,7 +108,7 @@ def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | No
     return measured_shares(context.tables.train, groups, batch_size=context.batch_size)
 
 
-def _advised(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> ChosenGroups:
+def _advised(config: GroupsConfig, context: Context, deduplicated: ConvertGroups) -> ChosenGroups:
     """The advised groups; all ranks take those of rank 0, since times differ between ranks."""
     from recd_plugins.api.planning import agreed, remembered
 
@@ -151,7 +151,7 @@ class Advised(NamedTuple):
     notices: tuple[Missed | Unused, ...] = ()
 
 
-def _by_own_batches(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> Advised:
+def _by_own_batches(config: GroupsConfig, context: Context, deduplicated: ConvertGroups) -> Advised:
     from recd_dedup.dedup.advisor import advise_batches
 
     kjts = context.looked_at
@@ -177,7 +177,7 @@ def _by_table(config: GroupsConfig, context: Context) -> Advised:
     return Advised(advice.groups, _reasons(advice.lines()), advice.unique_shares)
 
 
-def _by_reader(config: GroupsConfig, context: Context, deduplicated: Deduplicated) -> Advised:
+def _by_reader(config: GroupsConfig, context: Context, deduplicated: ConvertGroups) -> Advised:
     from recd_dedup.dedup.advisor import advise_sampled, halves
     from recd_dedup.dedup.reading import read_sample
     from recd_plugins.api.planning import remembered
@@ -227,14 +227,14 @@ def _weighing(
     config: GroupsConfig,
     context: Context,
     batches: Sequence[KeyedJaggedTensor],
-    deduplicated: Deduplicated,
+    deduplicated: ConvertGroups,
 ) -> tuple[WorthOf | None, tuple[Unused, ...]]:
     """The function that weighs groups, or None for bytes; and a notice if time cannot be measured,
     in which case no group is taken."""
     import torch
 
     from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
-    from recd_dedup.dedup.worth import Seconds
+    from recd_dedup.dedup.worth import WorthInSeconds
     from recd_plugins.api.planning import remembered
 
     if config.weigh == "bytes" or context.cluster is None:
@@ -272,7 +272,7 @@ def _weighing(
             batch = _places(batches[-1:]) if delivered is None else (delivered.digest,)
             found = remembered(("prices", deduplicated, *batch, names), measured)
             known[names] = over_links(found, cluster, device, context.carried(model))
-        return Seconds(sample, batch_size, known[names], uses)
+        return WorthInSeconds(sample, batch_size, known[names], uses)
 
     return weigh, ()
 
@@ -283,9 +283,9 @@ def _places(batches: Sequence[KeyedJaggedTensor]) -> tuple[int, ...]:
 
 
 def _nothing(sample: SampledBatches, batch_size: int, repeating: Sequence[str]) -> Worth:
-    from recd_dedup.dedup.worth import Nothing
+    from recd_dedup.dedup.worth import NoWorth
 
-    return Nothing(sample)
+    return NoWorth(sample)
 
 
 def _reasons(lines: Any) -> str:

@@ -35,10 +35,10 @@ from recd_plugins.api.embedding import (
     CALLS_OF_A_GROUP,
     CALLS_OF_A_PART,
     CALLS_OF_A_STEP,
-    OfPooling,
+    PoolingSeconds,
 )
 
-__all__ = ["Bytes", "FeatureUse", "Nothing", "Seconds", "StepPrices", "Worth"]
+__all__ = ["FeatureUse", "NoWorth", "StepPrices", "Worth", "WorthInBytes", "WorthInSeconds"]
 
 Group = Sequence[str]
 ID_BYTES = 8
@@ -67,9 +67,9 @@ class Worth(ABC):
         """Whether the feature was weighed at all."""
         return True
 
-    def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
+    def settled(self, groups: Sequence[tuple[str, ...]]) -> SettledGroups:
         """The groups that pay together, among groups each of which pays."""
-        return Settled(tuple(groups))
+        return SettledGroups(tuple(groups))
 
     @property
     def sure(self) -> float:
@@ -82,7 +82,7 @@ class Worth(ABC):
         return saved - self.sure * sum(self.cost(group).values())
 
 
-class Settled(NamedTuple):
+class SettledGroups(NamedTuple):
     """The groups that are deduplicated in the end."""
 
     groups: tuple[tuple[str, ...], ...]
@@ -90,7 +90,7 @@ class Settled(NamedTuple):
     """Why other groups are not, though each of them would pay."""
 
 
-class Bytes(Worth):
+class WorthInBytes(Worth):
     """Weighs groups by the bytes per sample between reader and trainer: ids saved against the
     inverse lookup.
 
@@ -143,7 +143,7 @@ class StepPrices:
     """For an operation on a small tensor, including the Python around it."""
     waits: float = 0.0
     """To wait for the exchanges of a further part to begin, whatever they send; 0 on one rank."""
-    pooling: Mapping[str, OfPooling]
+    pooling: Mapping[str, PoolingSeconds]
     """To pool a batch's sequences, by feature, if its pooling is known."""
 
 
@@ -152,7 +152,7 @@ MOVES = 2.0
 as one expansion."""
 
 
-class Seconds(Worth):
+class WorthInSeconds(Worth):
     """Weighs groups by the seconds of one rank's step."""
 
     def __init__(
@@ -173,7 +173,7 @@ class Seconds(Worth):
     def net(self, group: Group) -> float:
         return super().net(group) if all(map(self.knows, group)) else -math.inf
 
-    def settled(self, groups: Sequence[tuple[str, ...]]) -> Settled:
+    def settled(self, groups: Sequence[tuple[str, ...]]) -> SettledGroups:
         """The groups that pay together.
 
         A step that deduplicates anything pays a fixed cost. It pays another one if it deduplicates
@@ -195,7 +195,7 @@ class Seconds(Worth):
                     f"{self.words({'': gain})} a step, and a step that deduplicates {what} pays "
                     f"{self.words({'': pays})}"
                 )
-        return Settled(kept, tuple(why))
+        return SettledGroups(kept, tuple(why))
 
     def _are_sums(self, group: Group) -> bool:
         return not any(self._uses[name].rows for name in group)
@@ -251,7 +251,7 @@ class Seconds(Worth):
         return self._batch_size * self._sample.length(name) * kept
 
 
-class Nothing(Worth):
+class NoWorth(Worth):
     """The worth of features that the model does not look up, or of all if the model is unknown."""
 
     def knows(self, name: str) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from recd_dsi.transforms.in_place import OfIds
+from recd_dsi.transforms.in_place import IdWise
 from recd_dsi.transforms.mixing import SPREAD, fold, key_of
 from recd_plugins.api import Config, Context, Range, RegistryError, so_many
 from recd_plugins.api.data import Schema
@@ -74,7 +74,7 @@ class ClampConfig(Config):
             raise RegistryError(f"must be at least low ({self.low}), but is {self.high}.", "high")
 
 
-class Clamp(OfIds):
+class Clamp(IdWise):
     """id -> min(max(id, low), high); int32 ids stay int32 if the range allows it."""
 
     def __init__(self, low: int, high: int) -> None:
@@ -114,7 +114,7 @@ class SigridHashConfig(Config):
     """Another salt is another hash: features that share a table collide in other places."""
 
 
-class SigridHash(OfIds):
+class SigridHash(IdWise):
     """id -> fmix64(id ^ fmix64(salt)) mod modulo, the same on every machine and in every version.
 
     fmix64 is MurmurHash3's finalizer (`mixing.py`). Its result is read as a signed number, and the
@@ -150,7 +150,7 @@ class PositiveModulusConfig(Config):
     """Ids come out in [0, modulo)."""
 
 
-class PositiveModulus(OfIds):
+class PositiveModulus(IdWise):
     """id -> id - modulo * floor(id / modulo): the remainder in [0, modulo), even if id < 0."""
 
     def __init__(self, modulo: int) -> None:
@@ -215,7 +215,7 @@ class MapIdConfig(Config):
                 raise RegistryError(f"id {id_} cannot become {becomes}: ids count from 0.", "ids")
 
 
-class MapId(OfIds):
+class MapId(IdWise):
     """id -> ids[id], or `other` if `ids` does not name it.
 
     Ids that lie close together are looked up in an array, others in a hash table with at least
@@ -358,7 +358,7 @@ class GetLocalHourConfig(Config):
             ) from error
 
 
-class GetLocalHour(OfIds):
+class GetLocalHour(IdWise):
     """A time in UTC -> the local hour, 0 to 23: floor((t + offset(t)) / 3600 s) mod 24.
 
     offset(t) is the zone's offset, including summer time, from 1970 to 2100; earlier and later

@@ -12,7 +12,7 @@ from recd_plugins.api.rows import with_ids
 if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-__all__ = ["InPlace", "InRows", "OfIds"]
+__all__ = ["IdWise", "InPlace", "InRows"]
 
 InRows = tuple[Tensor, Tensor, Tensor | None]
 """Ids [lengths.sum()] of rows, the rows' lengths [B], and the ids' weights, or None."""
@@ -32,7 +32,7 @@ class InPlace(nn.Module, ABC):
         return with_ids(features, ids, lengths=None if kept else lengths, weights=weights)
 
 
-class OfIds(InPlace):
+class IdWise(InPlace):
     """Transforms each id by itself: the result depends only on that id."""
 
     elementwise = True

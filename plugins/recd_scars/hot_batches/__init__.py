@@ -4,7 +4,7 @@ from recd_scars.hot_batches.stage import (
     HotBatches,
     HotBatchesWithoutState,
     PlansHotRows,
-    Yielded,
+    YieldedCounts,
 )
 
-__all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "Yielded"]
+__all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "YieldedCounts"]

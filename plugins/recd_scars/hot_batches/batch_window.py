@@ -26,7 +26,7 @@ from recd_scars.hot_batches.window_samples import WindowSamples
 
 __all__ = [
     "BatchWindow",
-    "Formed",
+    "DealtWindow",
     "hot_counts",
     "hot_places",
     "mixed",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Formed:
+class DealtWindow:
     """How a window was dealt out: all that it takes to do so again, even when the plan has
     changed."""
 
@@ -58,7 +58,7 @@ class Formed:
         }
 
     @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> Formed:
+    def of_state(cls, state: Mapping[str, Any]) -> DealtWindow:
         bits = np.frombuffer(bytes.fromhex(state["hot"]), np.uint8)
         return cls(
             hot=np.unpackbits(bits, count=state["samples"]).view(np.bool_),
@@ -84,7 +84,7 @@ class BatchWindow:
         self._own = own
         self._features = list(zip(*(sparse_features(one, own) for one in batches), strict=True))
         """For each KJT that a batch holds, those of all batches."""
-        self.formed: Formed | None = None
+        self.formed: DealtWindow | None = None
         self.version: str | None = None
         """The version of the tier plan by which `hot` marks samples."""
         self._batches = batches
@@ -122,11 +122,11 @@ class BatchWindow:
 
     def form(self, num_hot: int) -> None:
         """Deal the samples out to so many hot batches, and normal ones."""
-        self.formed = Formed(
+        self.formed = DealtWindow(
             hot=self.hot, num_hot=num_hot, num_batches=len(self), version=self.version
         )
 
-    def form_again(self, formed: Formed) -> None:
+    def form_again(self, formed: DealtWindow) -> None:
         """Deal the samples out as before, after its batches were read again."""
         if (len(self), len(self.hot)) != (formed.num_batches, len(formed.hot)):
             raise DataError(

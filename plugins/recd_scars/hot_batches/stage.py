@@ -22,10 +22,10 @@ import torch.distributed as dist
 from recd_plugins.api import CapabilityError, DataError
 from recd_plugins.api.batch import KeptBatches, OwnBatches, WrappedLoader
 from recd_plugins.api.planning import LeastOfRanks, TierPlan
-from recd_scars.hot_batches.batch_window import BatchWindow, Formed
+from recd_scars.hot_batches.batch_window import BatchWindow, DealtWindow
 from recd_scars.hot_batches.hot_rows import HotRows
 
-__all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "Yielded"]
+__all__ = ["HotBatches", "HotBatchesWithoutState", "PlansHotRows", "YieldedCounts"]
 
 TAKEN = 2
 """Batches of the next window that are taken for each one that is yielded: so it is complete when
@@ -53,7 +53,7 @@ class PlansHotRows(Protocol):
 
 
 @dataclass
-class Yielded:
+class YieldedCounts:
     """Counts the batches that a `HotBatches` yielded; it outlives that one and its loader."""
 
     every: int = 0
@@ -117,15 +117,15 @@ class HotBatchesWithoutState(WrappedLoader):
         self._loaded = False
         self._index = 0
         """The batches of it that were yielded."""
-        self._formed: Formed | None = None
+        self._formed: DealtWindow | None = None
         """How the window was formed; None at its start."""
         self._pool: ThreadPoolExecutor | None = None
         self._kept: KeptBatches | None = None
         """The batches of a trainer's own loader that were read and not yielded yet."""
-        self._yielded = Yielded()
+        self._yielded = YieldedCounts()
 
     @property
-    def yielded(self) -> Yielded:
+    def yielded(self) -> YieldedCounts:
         """What it has yielded so far."""
         return self._yielded
 
@@ -182,7 +182,7 @@ class HotBatchesWithoutState(WrappedLoader):
             yield batch
 
     def _ahead(
-        self, pool: ThreadPoolExecutor, batches: Iterator[Any], formed: Formed | None
+        self, pool: ThreadPoolExecutor, batches: Iterator[Any], formed: DealtWindow | None
     ) -> _Ahead:
         """The next window, to be read."""
         ahead = _Ahead(
@@ -200,7 +200,7 @@ class HotBatchesWithoutState(WrappedLoader):
     def _made(
         self,
         rows: HotRows | None,
-        formed: Formed | None,
+        formed: DealtWindow | None,
         taken: Sequence[Any],
         start: dict[str, Any] | None,
         end: dict[str, Any] | None,
@@ -371,4 +371,4 @@ class HotBatches(HotBatchesWithoutState):
                 "cache.hot_batches to false to resume, or start afresh."
             )
         self._start, self._index, self._loaded = state["loader"], state["batches"], True
-        self._formed = None if state["window"] is None else Formed.of_state(state["window"])
+        self._formed = None if state["window"] is None else DealtWindow.of_state(state["window"])

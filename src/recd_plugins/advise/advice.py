@@ -14,9 +14,15 @@ from typing import Any
 
 from recd_plugins.additions import Values
 from recd_plugins.advise.added_values import answer_of, plain, with_plugin
-from recd_plugins.advise.model_and_batches import OfTrainer
+from recd_plugins.advise.model_and_batches import ModelOfTrainer
 from recd_plugins.advise.outlook import Outlook, Outlooks
-from recd_plugins.advise.trials import Tried, candidates, check_ranks_here, tried, winner
+from recd_plugins.advise.trials import (
+    TriedRegistry,
+    candidates,
+    check_ranks_here,
+    try_registries,
+    winner,
+)
 from recd_plugins.advise.walk import AdviceGoal, Walk, Weighed, weigh, weigh_near
 from recd_plugins.config import path_of
 from recd_plugins.data.kept_stripes import keeping_stripes
@@ -75,7 +81,7 @@ class RegistryAdvice:
     what_ifs: Sequence[WhatIf]
     to_measure: Sequence[str]
     """What to measure to be surer."""
-    trials: Sequence[Tried]
+    trials: Sequence[TriedRegistry]
     """The registries that were trained here, the baseline first if memory has room for it."""
     of_trainer: bool
     """Whether the advice is for a user's own trainer, which sets its ranks and batches itself."""
@@ -164,7 +170,7 @@ def advise(
     rounds: int = 3,
     steps: int = 10,
     server: RankServer | None = None,
-    trainer: OfTrainer | None = None,
+    trainer: ModelOfTrainer | None = None,
     progress: Progress = silent,
     met: Callable[[str], None] = lambda what: None,
 ) -> RegistryAdvice:
@@ -194,7 +200,9 @@ def advise(
             trainer,
             progress,
             met,
-            partial(tried, rounds=rounds, steps=steps, server=server) if most_tried else None,
+            partial(try_registries, rounds=rounds, steps=steps, server=server)
+            if most_tried
+            else None,
             most_tried,
         )
 
@@ -206,10 +214,10 @@ def _advised(
     ranks_here: int | None,
     batch_sizes: Sequence[int],
     with_what_ifs: bool,
-    trainer: OfTrainer | None,
+    trainer: ModelOfTrainer | None,
     progress: Progress,
     met: Callable[[str], None],
-    trial: Callable[[Mapping[tuple[str, ...], Outlook], Outlooks], list[Tried]] | None,
+    trial: Callable[[Mapping[tuple[str, ...], Outlook], Outlooks], list[TriedRegistry]] | None,
     most_tried: int,
 ) -> RegistryAdvice:
     claims = _additions_of(registry)
@@ -241,7 +249,7 @@ def _advised(
                 what_ifs.append(WhatIf(name=name, walk=None, why=why))
             else:
                 what_ifs.append(WhatIf(name=name, walk=found))
-    trials: list[Tried] = []
+    trials: list[TriedRegistry] = []
     if trial is not None:
         sides = candidates(walks[best], goal, most_tried)
         met(f"{len(sides)} registr{'y' if len(sides) == 1 else 'ies'}, by training them")
@@ -288,7 +296,7 @@ def _check_reads(registry: Registry) -> None:
 
 
 def _check_leaves_to(
-    registry: Registry, trainer: OfTrainer, batch_sizes: Sequence[int], most_tried: int
+    registry: Registry, trainer: ModelOfTrainer, batch_sizes: Sequence[int], most_tried: int
 ) -> None:
     """`RegistryError` if the registry has slots that belong to the trainer, or if options are set
     that are not for a trainer."""
@@ -403,7 +411,7 @@ def _whole(plugin: str, base: Path) -> str:
     return plugin
 
 
-def _of_no_row(trainer: OfTrainer) -> Iterator[str]:
+def _of_no_row(trainer: ModelOfTrainer) -> Iterator[str]:
     """The lookups that are not in the advice, since nothing checks a trainer's ids against its
     tables."""
     if trainer.collided:

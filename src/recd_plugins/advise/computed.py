@@ -38,7 +38,7 @@ from recd_plugins.stack import Stack
 __all__ = [
     "LARGEST",
     "computed",
-    "line",
+    "fitted_line",
     "measured_compute",
     "on_held_embeddings",
 ]
@@ -74,7 +74,7 @@ def measured_compute(
         ready = batch.to(device)
         size = features(ready).stride()
         points.append((size, timed(partial(_once, dense, ready))))
-    fixed, each = line(points)
+    fixed, each = fitted_line(points)
     biggest = max(batches, key=lambda batch: features(batch).stride())
     poolings = _poolings(model, features(biggest), device)
     if group is not None:  # poolings were timed as if no other rank computed at the same time
@@ -203,7 +203,7 @@ def _clock(
     return Timer(group, device, ROUNDS).seconds
 
 
-def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+def fitted_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """The seconds that do not depend on the size, and the seconds per unit of size: by least
     squares, neither below 0."""
     most = max(size for size, _ in points)

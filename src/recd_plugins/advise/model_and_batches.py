@@ -26,7 +26,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocessing import schema_of_keys
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, RecdError, listed, nearest
-from recd_plugins.planning.access.sample import FIRST, Spread, count_sample
+from recd_plugins.planning.access.sample import FIRST, SpreadsBatches, count_sample
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.own_batches import all_features_of, in_own_memory
 from recd_plugins.stack import Stack
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.step.compute import Compute
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["ModelAndBatches", "OfRegistry", "OfTrainer"]
+__all__ = ["ModelAndBatches", "ModelOfRegistry", "ModelOfTrainer"]
 
 PLACES = 8
 """The number of places in an epoch whose batches are sampled."""
@@ -71,7 +71,7 @@ class ModelAndBatches(ABC):
         """Some batches from all over the epoch; empty if its loader cannot begin anywhere."""
 
 
-class OfRegistry(ModelAndBatches):
+class ModelOfRegistry(ModelAndBatches):
     """The registry's own model and dataset."""
 
     def __init__(self) -> None:
@@ -115,12 +115,12 @@ class OfRegistry(ModelAndBatches):
 
     def spread(self, stack: Stack, ranks: int) -> list[Batch]:
         with closing(stack.read(0, ranks)) as loader:
-            if not isinstance(loader, Spread):
+            if not isinstance(loader, SpreadsBatches):
                 return []
             return [batch for _, batch in loader.spread(range(min(PLACES, loader.places)), 1)]
 
 
-class OfTrainer(ModelAndBatches):
+class ModelOfTrainer(ModelAndBatches):
     """The model of a user's own trainer, and the first batches of its loader, not converted."""
 
     def __init__(
@@ -144,7 +144,7 @@ class OfTrainer(ModelAndBatches):
         counted."""
 
     @classmethod
-    def named(cls, name: str) -> OfTrainer:
+    def named(cls, name: str) -> ModelOfTrainer:
         """The trainer of the function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names. The
         function returns a model and a loader of batches for it, and also `features` if batches hold
         more than one KJT."""

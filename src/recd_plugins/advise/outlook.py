@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.additions import Values
-from recd_plugins.advise.model_and_batches import ModelAndBatches, OfRegistry
+from recd_plugins.advise.model_and_batches import ModelAndBatches, ModelOfRegistry
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.embedding.unique_calls import calls_of_unique_samples
 from recd_plugins.errors import RecdError
@@ -171,7 +171,7 @@ class Outlooks:
         """`ranks_here` of the ranks share a machine's processors, by default those of a node. Model
         and batches are the registry's, unless a `source` gives others."""
         self._registry = registry
-        self._source = source or OfRegistry()
+        self._source = source or ModelOfRegistry()
         self._ranks = ranks
         cluster = Cluster.of(registry.topology, ranks)
         self._ranks_here = ranks_here or cluster.ranks_per_node

@@ -21,7 +21,7 @@ from recd_plugins.launch.server import RankServer
 from recd_plugins.registry import Registry
 from recd_plugins.registry.capability import resolve_device
 
-__all__ = ["Tried", "candidates", "check_ranks_here", "tried", "winner"]
+__all__ = ["TriedRegistry", "candidates", "check_ranks_here", "try_registries", "winner"]
 
 
 RANKS_A_CORE = 8
@@ -32,7 +32,7 @@ ALIKE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedRegistry:
     """A registry that was trained for some steps."""
 
     additions: tuple[str, ...]
@@ -75,19 +75,19 @@ def _plan(outlook: Outlook) -> tuple[Any, ...]:
     return (outlook.ms, outlook.memory, outlook.groups, outlook.hot)
 
 
-def tried(
+def try_registries(
     sides: Mapping[tuple[str, ...], Outlook],
     outlooks: Outlooks,
     *,
     rounds: int,
     steps: int,
     server: RankServer | None = None,
-) -> list[Tried]:
+) -> list[TriedRegistry]:
     """Train all sides on fresh ranks, each for some steps in its turn, with reading."""
     registries = [outlooks.registry(outlook.values) for outlook in sides.values()]
     found = _run(registries, rounds, steps, server)
     return [
-        Tried(additions=names, outlook=outlook, rounds=[1e3 * one for one in found[index]])
+        TriedRegistry(additions=names, outlook=outlook, rounds=[1e3 * one for one in found[index]])
         for index, (names, outlook) in enumerate(sides.items())
     ]
 
@@ -109,7 +109,9 @@ def check_ranks_here(ranks: int, registry: Registry) -> None:
         )
 
 
-def winner(every: Sequence[Tried], goal: AdviceGoal, advised: tuple[str, ...]) -> Tried:
+def winner(
+    every: Sequence[TriedRegistry], goal: AdviceGoal, advised: tuple[str, ...]
+) -> TriedRegistry:
     """The fastest by measurement, or what was advised if that is as fast within `ALIKE`. If the
     goal is memory, what was advised, unless the baseline is faster by more than that."""
     base = next((one for one in every if not one.additions), None)

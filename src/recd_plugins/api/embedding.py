@@ -11,7 +11,7 @@ from recd_plugins.embedding.expand import cells_of, expand_rows
 from recd_plugins.embedding.pooling import PoolsUnique
 from recd_plugins.embedding.scored import weighed
 from recd_plugins.embedding.timing import (
-    OfPooling,
+    PoolingSeconds,
     seconds_of,
     seconds_of_call,
     seconds_of_copies,
@@ -31,7 +31,7 @@ __all__ = [
     "CALLS_OF_A_GROUP",
     "CALLS_OF_A_PART",
     "CALLS_OF_A_STEP",
-    "OfPooling",
+    "PoolingSeconds",
     "PoolsUnique",
     "attends_rows",
     "attention_of_rows",

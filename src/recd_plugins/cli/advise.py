@@ -143,7 +143,7 @@ def advise(
         server = ranks_to_try.enter_context(server_of_ranks()) if tries else None
         from recd_plugins.advise.advice import advise as advice_on
         from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
-        from recd_plugins.advise.model_and_batches import OfTrainer
+        from recd_plugins.advise.model_and_batches import ModelOfTrainer
         from recd_plugins.advise.walk import AdviceGoal
         from recd_plugins.registry import Registry
 
@@ -183,7 +183,7 @@ def advise(
         goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=learned)
         hide_other_warnings()
         with progress() as show:
-            own = None if trainer is None else OfTrainer.named(trainer)
+            own = None if trainer is None else ModelOfTrainer.named(trainer)
             advice = advice_on(
                 chosen,
                 goal,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from recd_plugins.data.foreign import ForeignSchema
-    from recd_plugins.data.importing.table_problems import Checked
+    from recd_plugins.data.importing.table_problems import CheckResult
     from recd_plugins.data.importing.text_form import TextForm
     from recd_plugins.data.side_table import SideTableConfig
     from recd_plugins.data.table import Progress
@@ -125,7 +125,7 @@ def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry:
         )
 
 
-def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[str, Checked]:
+def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[str, CheckResult]:
     """Each split of a registry's dataset, read where it lies or after it is prepared."""
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.foreign import as_foreign
@@ -137,7 +137,7 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
 
     stack = load(path)
     config = stack.registry.one("dataset").config
-    found: dict[str, Checked] = {}
+    found: dict[str, CheckResult] = {}
     for split in SPLITS:
         if isinstance(config, ParquetConfig):
             with beside_registry(stack.registry):
@@ -155,14 +155,14 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
     return found
 
 
-def _side_table(config: SideTableConfig) -> Checked:
+def _side_table(config: SideTableConfig) -> CheckResult:
     """The features of a side table, and whether each of its keys occurs once."""
-    from recd_plugins.data.importing.table_problems import Checked
+    from recd_plugins.data.importing.table_problems import CheckResult
     from recd_plugins.data.side_table import SideTable
 
     names = [*(one.name for one in config.sparse), *(one.name for one in config.dense)]
     side = SideTable(config, names)
-    found = Checked(rows=side.num_rows())
+    found = CheckResult(rows=side.num_rows())
     for problem in side.problems():
         where, _, what = problem.partition(": ")
         found.add(where, None, what.removesuffix("."), "")
@@ -176,13 +176,13 @@ def _tables(
     given: TextForm,
     absent: Sequence[str],
     show: Progress,
-) -> dict[str, Checked]:
+) -> dict[str, CheckResult]:
     """The files of the paths as one table; each split by itself if a folder has splits."""
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.importing.checking import check_files
     from recd_plugins.data.importing.table_files import files_of
 
-    def checked(named: Sequence[Location]) -> Checked:
+    def checked(named: Sequence[Location]) -> CheckResult:
         files = files_of(named)
         schema = asked or _of_footer(next(iter(files)))
         return check_files(files, schema, form=form, given=given, absent=absent, progress=show)

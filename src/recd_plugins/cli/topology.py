@@ -19,7 +19,7 @@ from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
 from recd_plugins.cli.output_paths import check_writable
 from recd_plugins.errors import so_many
 from recd_plugins.notices import NOTICE
-from recd_plugins.storage.lock_file import Held, LockFile
+from recd_plugins.storage.lock_file import LockFile, LockHeld
 from recd_plugins.storage.own_folder import own_folder
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _alone() -> Iterator[None]:
         try:
             lock.take()
             break
-        except Held as held:
+        except LockHeld as held:
             if not waits:
                 waits = True
                 print(

@@ -42,7 +42,7 @@ from recd_plugins.errors import CapabilityError
 __all__ = [
     "HasOwnExchange",
     "LazyKeyedTensor",
-    "OfParts",
+    "MadeOfParts",
     "ShardedOrder",
     "bags_of",
     "bounds_check_of",
@@ -84,7 +84,7 @@ MARK = "_torchrec_"
 """The prefix of the attributes with which callers mark a module for its sharding."""
 
 
-class OfParts:
+class MadeOfParts:
     """A sharded module made of parts, as TorchRec's pipelines and 2D parallelism look for them.
 
     `TrainPipelineSparseDist` walks a pipelined module's `_input_dists` to fuse their exchanges of
@@ -132,7 +132,7 @@ def every_module(model: nn.Module) -> Iterator[nn.Module]:
     collections."""
     for module in model.modules():
         yield module
-        for part in module.parts if isinstance(module, OfParts) else ():
+        for part in module.parts if isinstance(module, MadeOfParts) else ():
             yield from every_module(part)
 
 

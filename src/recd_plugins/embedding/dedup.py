@@ -33,7 +33,7 @@ __all__ = [
     "bag_parts",
     "deduplicated",
     "for_all_samples",
-    "whole",
+    "in_one_part",
 ]
 
 
@@ -100,11 +100,13 @@ def deduplicated(
         tables: Sequence[BaseEmbeddingConfig] = module.embedding_bag_configs()
         module.__class__ = DedupEmbeddingBagCollection
         vbe = route == "vbe"
-        module.parts = (whole(tables, groups),) if vbe else bag_parts(tables, groups, unique_shares)
+        module.parts = (
+            (in_one_part(tables, groups),) if vbe else bag_parts(tables, groups, unique_shares)
+        )
     else:
         tables = module.embedding_configs()
         module.__class__ = DedupEmbeddingCollection
-        module.parts = (whole(tables, groups),)
+        module.parts = (in_one_part(tables, groups),)
     made: DedupEmbeddingCollection | DedupEmbeddingBagCollection = module
     made.route = route
     made.unique_keys = frozenset(key for group in groups for key in group)
@@ -146,7 +148,7 @@ class TablePart:
     many: the unique samples of the largest group, to which the others are padded."""
 
 
-def whole(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
+def in_one_part(tables: Sequence[BaseEmbeddingConfig], groups: Groups) -> TablePart:
     """All tables in one part: embeddings one by one cost nothing for rows that only pad."""
     keys = _keys(tables)
     unique = {key for group in groups for key in group}

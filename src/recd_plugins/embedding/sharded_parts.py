@@ -20,7 +20,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import OfParts, freed_early, table_of
+from recd_plugins.compat.torchrec import MadeOfParts, freed_early, table_of
 from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.errors import CapabilityError
 
@@ -72,7 +72,7 @@ class _PartsOptimizer(CombinedOptimizer):
 
 
 class ShardedParts(
-    OfParts, ShardedModule[KJTList, list[Any], Any, PartsContext], FusedOptimizerModule
+    MadeOfParts, ShardedModule[KJTList, list[Any], Any, PartsContext], FusedOptimizerModule
 ):
     """Parts behind the names of one collection.
 

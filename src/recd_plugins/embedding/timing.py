@@ -21,7 +21,7 @@ from recd_plugins.embedding.pooling import DedupPooling
 from recd_plugins.embedding.unexpanded import Unexpanded
 
 __all__ = [
-    "OfPooling",
+    "PoolingSeconds",
     "seconds_of",
     "seconds_of_call",
     "seconds_of_copies",
@@ -39,7 +39,7 @@ SMALL = 200
 """Small operations that are timed at once."""
 
 
-class OfPooling(NamedTuple):
+class PoolingSeconds(NamedTuple):
     """Seconds of one pooling of a batch, forward and backward."""
 
     all: float
@@ -114,7 +114,7 @@ def seconds_of_copies(unique: Tensor, inverse_lookup: Tensor) -> float:
 
 def seconds_of_pooling(
     pooling: nn.Module, dim: int, lengths: Tensor, inverse_lookup: Tensor
-) -> OfPooling:
+) -> PoolingSeconds:
     """Seconds of a copy of the pooling, on unique samples in rows of `lengths` [U] and on all.
 
     Each sample has a query of its own. The pooling's parameters and buffers stay as they are.
@@ -141,7 +141,7 @@ def seconds_of_pooling(
             (seconds_of_kernels(on_all, device), seconds_of_kernels(on_unique, device))
             for _ in range(2)
         ]
-    return OfPooling(*map(min, zip(*turns, strict=True)))
+    return PoolingSeconds(*map(min, zip(*turns, strict=True)))
 
 
 def _copy_of(pooling: nn.Module, device: torch.device) -> nn.Module:

@@ -38,8 +38,8 @@ __all__ = [
     "fewest",
     "in_memory",
     "in_words",
-    "less",
     "may_leave",
+    "with_less_memory",
 ]
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class Homes:
             return planner, plan
         if self.lacking is None:
             return behind, proposal(behind, self._model, self._topology, self._world_size)
-        room = less(self._topology, replicas)
+        room = with_less_memory(self._topology, replicas)
         return self._with_room(behind, room, least=len(self.mapped))
 
     def _check_saved(self, plan: ShardingPlan, fused: Mapping[str, Mapping[str, Any]]) -> None:
@@ -292,7 +292,7 @@ def boundless(topology: Topology, memory: Literal["host", "device"] = "host") ->
     return dataclasses.replace(topology, device_memory_gb=BOUNDLESS_GB)
 
 
-def less(topology: Topology, taken: float) -> Topology:
+def with_less_memory(topology: Topology, taken: float) -> Topology:
     """The topology, with `taken` bytes less of a rank's host memory; `RegistryError` where it has
     not so many."""
     from torchrec.distributed.planner.constants import DDR_CAP

@@ -47,7 +47,7 @@ _MADE: WeakKeyDictionary[ProcessGroup, dict[str, int]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doing:
+class JointWork:
     """Something that all ranks do together, in words."""
 
     what: str
@@ -58,7 +58,7 @@ class Doing:
     """What no rank does where one failed."""
 
 
-COUNTING = Doing(
+COUNTING = JointWork(
     what="count its batches",
     waits="they wait in what the loader asks of all ranks. Where one rank reads for all, as by "
     "Accelerate's dispatch_batches, its default for an IterableDataset, have each rank read "
@@ -67,9 +67,9 @@ COUNTING = Doing(
 )
 
 
-def planning_by(planner: str) -> Doing:
+def planning_by(planner: str) -> JointWork:
     """To plan, by a planner as registry.yaml has it: `sharding: mine`."""
-    return Doing(
+    return JointWork(
         what=f"plan by `{planner}`",
         waits="they wait in what the planner asks of all ranks. Have every rank make the same "
         "collectives there, or none: recd_plugins.api.planning.from_rank_0 has rank 0 plan for "
@@ -78,7 +78,7 @@ def planning_by(planner: str) -> Doing:
     )
 
 
-def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING) -> int:
+def together(group: ProcessGroup, do: Callable[[], int], doing: JointWork = COUNTING) -> int:
     """The greatest number that any rank returns. If one rank raises, all do, instead of waiting for
     it.
 
@@ -120,7 +120,7 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: Doing = COUNTING
     return int(greatest)
 
 
-def _wait_for(work: Any, group: ProcessGroup, doing: Doing) -> None:
+def _wait_for(work: Any, group: ProcessGroup, doing: JointWork) -> None:
     """Wait for the other ranks, and say so once they are late."""
     late = time.monotonic() + PATIENCE.total_seconds()
     while not work.is_completed() and time.monotonic() < late:

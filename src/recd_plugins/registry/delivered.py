@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.transform import BatchTransform
-from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.access.sample import SpreadsBatches
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Loader
@@ -51,7 +51,7 @@ class Delivered:
         for index in range(ranks):
             rank = index * self._world_size // ranks
             with closing(self._open(rank, transform)) as loader:
-                if isinstance(loader, Spread):
+                if isinstance(loader, SpreadsBatches):
                     for block, batch in loader.spread(range(each), -(-count // each)):
                         yield index * each + block, batch
                 else:

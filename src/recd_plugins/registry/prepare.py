@@ -48,7 +48,7 @@ from recd_plugins.slots import Context, DatasetRecord, Etl
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.storage.whole_file import of_path
 
-__all__ = ["Periods", "absolute", "beside_registry", "prepared", "there"]
+__all__ = ["Periods", "absolute", "beside_registry", "prepared", "prepared_at"]
 
 SAY_EVERY = 30.0
 """Seconds after which a rank that waits for a period reports it, again and again."""
@@ -359,7 +359,9 @@ def _give_back(held: Mapping[int, int]) -> None:
         os.close(descriptor)
 
 
-def there(registry: Registry, context: Callable[[str], Context], path: Location) -> Tables | None:
+def prepared_at(
+    registry: Registry, context: Callable[[str], Context], path: Location
+) -> Tables | None:
     """The tables of `prepared`, if one of them is at this absolute path and nothing has to be
     written for them; else None. Nothing is opened for a path that cannot be one of theirs."""
     choice = registry.one("dataset")

@@ -19,7 +19,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import PluginError, check_made, listed, nearest, so_many
-from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.slots.builds import Loader
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.features import SparseFeatures
@@ -229,7 +229,7 @@ class CheckedLoader(WrappedLoader):
         return batch
 
 
-class CheckedSpread(CheckedLoader):
+class CheckedSpreadingLoader(CheckedLoader):
     """The same of a loader that can begin anywhere in its epoch."""
 
     def spread(
@@ -252,7 +252,7 @@ def checked(
     came: Callable[[], None] = lambda: None,
 ) -> CheckedLoader:
     """The loader, its batches checked as they come; `came` hears of the first."""
-    kind = CheckedSpread if isinstance(loader, Spread) else CheckedLoader
+    kind = CheckedSpreadingLoader if isinstance(loader, SpreadsBatches) else CheckedLoader
     return kind(loader, check, unseen, named, came)
 
 

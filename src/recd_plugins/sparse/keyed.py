@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = [
-    "Added",
+    "AddedFeature",
     "KeyedRows",
     "in_one_line",
     "made_of_rows",
@@ -66,7 +66,7 @@ def in_one_line(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     return with_ids(features, features.values(), lengths=lengths.reshape(-1), weights=weights)
 
 
-class Added(NamedTuple):
+class AddedFeature(NamedTuple):
     """A feature that is to be appended to others: B rows."""
 
     name: str
@@ -94,10 +94,10 @@ def with_feature(
     If other features have weights and this one has none, its ids get weight 1, and vice versa. The
     features that `last` names are moved behind the others, right before it.
     """
-    return with_features(features, [Added(name, values, lengths, weights, tuple(last))])
+    return with_features(features, [AddedFeature(name, values, lengths, weights, tuple(last))])
 
 
-def with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedJaggedTensor:
+def with_features(features: KeyedJaggedTensor, added: Sequence[AddedFeature]) -> KeyedJaggedTensor:
     """What `with_feature` makes if applied with each of these, one after another; but each id is
     copied only once. Ids of two types get the wider one, even if there are no ids, because ranks
     exchange them."""
@@ -130,7 +130,7 @@ def made_of_rows(features: KeyedJaggedTensor, rows: KeyedRows) -> KeyedJaggedTen
     )
 
 
-def rows_with_features(features: KeyedJaggedTensor, added: Sequence[Added]) -> KeyedRows:
+def rows_with_features(features: KeyedJaggedTensor, added: Sequence[AddedFeature]) -> KeyedRows:
     """The rows of `with_features`."""
     held, ids, lengths = features.keys(), features.values(), features.lengths()
     keys, pieces = _order(tuple(held), tuple((one.name, one.last) for one in added))
@@ -181,7 +181,7 @@ def _order(
 
 
 def _weighing(
-    features: KeyedJaggedTensor, ends: Sequence[int], added: Sequence[Added], pieces: Pieces
+    features: KeyedJaggedTensor, ends: Sequence[int], added: Sequence[AddedFeature], pieces: Pieces
 ) -> Tensor | None:
     """The weights of all ids, 1 for features without weights; None if no feature has weights."""
     held = features.weights_or_none()

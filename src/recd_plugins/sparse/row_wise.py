@@ -18,7 +18,7 @@ from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import (
-    Added,
+    AddedFeature,
     KeyedRows,
     in_one_line,
     made_of_rows,
@@ -111,7 +111,7 @@ class RowWise:
             made = features.from_ikjt(self._on_ikjt(features.to_ikjt(), chosen))
         return cast("Features", made)
 
-    def added(self, features: KeyedJaggedTensor, chosen: list[str]) -> Added:
+    def added(self, features: KeyedJaggedTensor, chosen: list[str]) -> AddedFeature:
         """The feature that it makes of the chosen ones, which come right before it."""
         assert self.adds is not None  # whoever asks has looked
         transform: Any = self.transform
@@ -126,7 +126,7 @@ class RowWise:
         self._check([*chosen, self.adds], lengths.numel(), chosen, features.stride())
         self._check_ids(values, lengths)
         self._check_weights(features.weights_or_none(), weights, values)
-        return Added(self.adds, values, lengths, weights, tuple(chosen))
+        return AddedFeature(self.adds, values, lengths, weights, tuple(chosen))
 
     def on_rows(self, rows: KeyedRows) -> KeyedRows:
         """The same keys, with what it makes from their rows."""
@@ -307,7 +307,7 @@ class TransformedFeatures(Generic[Features]):
         self._features: KeyedJaggedTensor | DeduplicatedFeatures = features
         if isinstance(features, KeyedJaggedTensor):
             self._features = in_one_line(features)
-        self._added: list[Added] = []
+        self._added: list[AddedFeature] = []
         """Features that are still to be appended."""
         self._rows: KeyedRows | None = None
         """What became of the rows, if a KJT is still to be made of them; then no features are to be

@@ -9,7 +9,7 @@ from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
-from recd_plugins.registry.prepare import Periods, absolute, prepared, there
+from recd_plugins.registry.prepare import Periods, absolute, prepared, prepared_at
 from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RegistryTables:
         """The split whose table lies there; None where that is another table, or where tables have
         to be written first."""
         path = absolute(path)
-        tables = there(self._registry, self._contexts.of, path)
+        tables = prepared_at(self._registry, self._contexts.of, path)
         if tables is None:
             return None
         for split in SPLITS:

@@ -16,12 +16,12 @@ from typing import IO
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 
-__all__ = ["Held", "LockFile", "written_alone"]
+__all__ = ["LockFile", "LockHeld", "written_alone"]
 
 HAS_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Held(Exception):
+class LockHeld(Exception):
     """Another process has the lock: the message says which one, and since when."""
 
 
@@ -38,8 +38,9 @@ class LockFile:
         self._file: IO[str] | None = None
 
     def take(self) -> bool:
-        """Hold the lock from now on; raises `Held`, which names the holder, if another process has
-        it. Returns whether it keeps others away: a file system without locks lets anybody write."""
+        """Hold the lock from now on; raises `LockHeld`, which names the holder, if another process
+        has it. Returns whether it keeps others away: a file system without locks lets anybody
+        write."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file, locked = self._path.open("a+"), True
@@ -47,7 +48,7 @@ class LockFile:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 with file:
-                    raise Held(_holder(file)) from None
+                    raise LockHeld(_holder(file)) from None
             except OSError as error:
                 locked = False
                 if error.errno not in HAS_NO_LOCKS:
@@ -101,7 +102,7 @@ def written_alone(folder: Path, name: Location) -> Iterator[None]:
     lock = LockFile(real.with_name(f".{real.name}.lock"))
     try:
         lock.take()
-    except Held as held:
+    except LockHeld as held:
         raise DataError(
             f"{name}: is being written by {held}. Wait for its end, or name another folder."
         ) from None

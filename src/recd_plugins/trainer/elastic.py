@@ -35,8 +35,8 @@ from recd_plugins.trainer.run_folder import checkpoints_in
 
 __all__ = [
     "Launchers",
-    "attempt",
-    "own_place",
+    "attempt_name",
+    "attempt_store",
     "restarted_batch_size",
     "samples_of_step",
     "taken_over",
@@ -52,7 +52,7 @@ NAMED = 8
 """Ranks that a message names one by one."""
 
 
-def own_place(patience: float) -> Store | None:
+def attempt_store(patience: float) -> Store | None:
     """The store where only the ranks of this attempt meet; None where torch's own store is right,
     because the launcher has no store, or a new one for each attempt.
 
@@ -62,11 +62,11 @@ def own_place(patience: float) -> Store | None:
     if store is None:
         return None
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    name = attempt(store, rank, world_size, max(patience, SOONEST) if patience else PATIENCE)
+    name = attempt_name(store, rank, world_size, max(patience, SOONEST) if patience else PATIENCE)
     return PrefixStore(name, store)
 
 
-def attempt(store: Store, rank: int, world_size: int, patience: float = PATIENCE) -> str:
+def attempt_name(store: Store, rank: int, world_size: int, patience: float = PATIENCE) -> str:
     """A name on which the ranks that are alive now agree, and no earlier ones; every rank must call
     it.
 

@@ -25,7 +25,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
     Checkpoints,
     DiskFullError,
     NotFiniteError,
-    Reached,
+    ReachedState,
     set_random_state,
 )
 from recd_plugins.trainer.checkpoints.optimizer_numbers import restore_groups
@@ -60,7 +60,7 @@ class Loop:
         report: RunReport,
         positions: Positions,
         watchdog: Watchdog,
-        reached: Reached | None,
+        reached: ReachedState | None,
         chosen: Sequence[tuple[Callback, Choice]],
     ) -> None:
         """`chosen`: the callbacks of registry.yaml; the host's own run before and after them."""
@@ -166,7 +166,7 @@ class Loop:
             self._callbacks.call("close")
             self._stack.together = bool
 
-    def _go_on(self, reached: Reached) -> None:
+    def _go_on(self, reached: ReachedState) -> None:
         """Take over what the run had counted and reported when the checkpoint was made, and the
         rates and numbers of its optimizers, which the scheduler of a new callback has just
         changed."""
@@ -198,7 +198,7 @@ class Loop:
         if not finished and evaluates_again(reached, self._settings):
             self._evaluate()
 
-    def _restore_replicas(self, reached: Reached) -> None:
+    def _restore_replicas(self, reached: ReachedState) -> None:
         retiering, folder = self._retiering, reached.replicas
         if retiering is None or (folder is not None and retiering.restore(folder)):
             return
@@ -461,7 +461,7 @@ class Loop:
         return values
 
 
-def evaluates_again(reached: Reached, settings: TrainSettings) -> bool:
+def evaluates_again(reached: ReachedState, settings: TrainSettings) -> bool:
     """Whether the step that was reached is due for an evaluation and its checkpoint was made before
     the evaluation, so that this is reported again."""
     step, every = reached.step, settings.eval_every

@@ -25,7 +25,7 @@ from recd_plugins.registry.plugin_code import code_of
 from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.assemble import assemble
-from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, Reached
+from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, ReachedState
 from recd_plugins.trainer.checkpoints.files import read_job
 from recd_plugins.trainer.checkpoints.other_ranks import (
     OtherRanks,
@@ -36,7 +36,7 @@ from recd_plugins.trainer.checkpoints.positions import Positions, closing
 from recd_plugins.trainer.checkpoints.version_before import naming_version
 from recd_plugins.trainer.elastic import (
     Launchers,
-    own_place,
+    attempt_store,
     restarted_batch_size,
     samples_of_step,
     taken_over,
@@ -69,7 +69,7 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        if (store := own_place(settings.hang_after)) is None:
+        if (store := attempt_store(settings.hang_after)) is None:
             dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
@@ -208,7 +208,7 @@ def _on_ranks_there_are(stack: Stack, latest: Path) -> tuple[Stack, OtherRanks |
 
 
 def _resumed_in_words(
-    reached: Reached, other: OtherRanks | None, restarted: bool, run: Path
+    reached: ReachedState, other: OtherRanks | None, restarted: bool, run: Path
 ) -> Iterator[str]:
     """Lines that say from where a job goes on, and what has changed since."""
     if other:
@@ -240,7 +240,7 @@ def _checkpoints(stack: Stack, samples_of_step: int | None) -> Checkpoints:
     )
 
 
-def _report(stack: Stack, reached: Reached | None) -> RunReport:
+def _report(stack: Stack, reached: ReachedState | None) -> RunReport:
     settings = stack.registry.train
     report = RunReport(
         settings.run,

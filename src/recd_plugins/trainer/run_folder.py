@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recd_plugins.errors import RegistryError, listed
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.storage.lock_file import Held, LockFile
+from recd_plugins.storage.lock_file import LockFile, LockHeld
 
 __all__ = [
     "RunLock",
@@ -142,7 +142,7 @@ class RunLock:
         """Lock the run from now on; if another job holds it, a `RegistryError` names that job."""
         try:
             locked = self._lock.take()
-        except Held as held:
+        except LockHeld as held:
             raise RegistryError(
                 f"{self._option}: {self._run} is being trained in by {held}. Wait for its end, or "
                 "name another folder."

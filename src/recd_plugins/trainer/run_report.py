@@ -28,7 +28,7 @@ from recd_plugins.storage.whole_file import of_path, write_whole
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.assemble import Job
-    from recd_plugins.trainer.checkpoints.checkpoint import Reached
+    from recd_plugins.trainer.checkpoints.checkpoint import ReachedState
 
 __all__ = ["RunReport", "defined", "keep_provenance"]
 
@@ -45,7 +45,7 @@ class RunReport:
         *,
         speaks: bool,
         steps: int,
-        reached: Reached | None = None,
+        reached: ReachedState | None = None,
         again: bool = False,
     ) -> None:
         """Open the files of a run that begins, or goes on where `reached` says.

@@ -9,7 +9,7 @@ import pyarrow as pa
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.struct_fields import type_at
-from recd_plugins.data.importing.table_problems import Checked
+from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.parquet_file import arrow_schema, footer_of
 
 __all__ = ["check_files_alike", "types_in"]
@@ -17,7 +17,7 @@ __all__ = ["check_files_alike", "types_in"]
 
 def check_files_alike(
     files: Sequence[ForeignFile],
-    found: Checked,
+    found: CheckResult,
     schema: ForeignSchema | None,
     absent: Collection[str],
 ) -> None:
@@ -56,7 +56,7 @@ def check_files_alike(
         _check_types_alike([one for one in files if one.format == "parquet"], found)
 
 
-def _check_types_alike(files: Sequence[ForeignFile], found: Checked) -> None:
+def _check_types_alike(files: Sequence[ForeignFile], found: CheckResult) -> None:
     first = types_in(files[0])
     for file in files[1:]:
         for name, kind in types_in(file).items():

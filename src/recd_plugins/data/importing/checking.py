@@ -14,7 +14,7 @@ from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.row_check import RowCheck
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import absent_errors, formats_of
-from recd_plugins.data.importing.table_problems import Checked
+from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError
@@ -32,14 +32,14 @@ def check_files(
     given: TextForm | None = None,
     absent: Collection[str],
     progress: Progress,
-) -> Checked:
+) -> CheckResult:
     """Read the files once, and report everything that is wrong with them under this schema.
 
     Files that are read `in_place`, as a registry names them, have structs where an import makes
     columns of their fields. Columns that are `absent` from a file are null there. Without a schema,
     the check is only whether the files can be read and are alike.
     """
-    found = Checked()
+    found = CheckResult()
     files = []
     for opened in formats_of(paths, form, given=given):
         if isinstance(opened, DataError):
@@ -83,7 +83,7 @@ def _with_structs(file: ForeignFile, facts: FileFacts) -> ForeignFile:
 
 def _read_as(
     files: Sequence[ForeignFile],
-    found: Checked,
+    found: CheckResult,
     schema: ForeignSchema | None,
     form: TextForm | None,
     absent: Collection[str],

@@ -25,9 +25,9 @@ __all__ = [
     "USER_WORDS",
     "WEIGHT_WORDS",
     "is_called",
+    "is_duration",
     "is_index",
     "is_split",
-    "is_stay",
     "words_of",
 ]
 
@@ -236,7 +236,7 @@ def is_called(column: ColumnSurvey, words: frozenset[str]) -> bool:
     return not words.isdisjoint([*words_of(column.name), column.name.lower()])
 
 
-def is_stay(column: ColumnSurvey) -> bool:
+def is_duration(column: ColumnSurvey) -> bool:
     """Whether its name says how long something took, which is not a time of day."""
     words = words_of(column.name)
     pairs = {"_".join(pair) for pair in itertools.pairwise(words)}

@@ -34,7 +34,7 @@ from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, ha
 from recd_plugins.data.importing.struct_fields import is_variant
 from recd_plugins.data.importing.survey import Survey
 from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
-from recd_plugins.data.importing.whole_numbers import Kind, kind_of
+from recd_plugins.data.importing.whole_numbers import NumberKind, kind_of
 from recd_plugins.data.schema import SparseFeature
 
 __all__ = ["feature_entry", "share_tables", "unless_weights"]
@@ -69,7 +69,7 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return unfit
     if column.seems == "booleans":
         return _dense(column)
-    kind = Kind(ids=True)
+    kind = NumberKind(ids=True)
     if column.seems in ("integers", "numbers") and not column.is_list:
         kind = _kind(column)
     if not kind.ids:
@@ -236,18 +236,20 @@ def _is_prose(column: ColumnSurvey) -> bool:
     )
 
 
-def _kind(column: ColumnSurvey) -> Kind:
+def _kind(column: ColumnSurvey) -> NumberKind:
     """Whether whole numbers name things or count them: by the column's name, or by their values."""
     if column.low is not None and max(-column.low, column.high) > MOST_EXACT:
-        return Kind(ids=column.seems == "integers")
+        return NumberKind(ids=column.seems == "integers")
     if is_called(column, ID_WORDS):
-        return Kind(ids=True)
+        return NumberKind(ids=True)
     if column.two_valued or is_called(column, COUNT_WORDS) or column.seen is None:
-        return Kind(ids=False)
+        return NumberKind(ids=False)
     if re.fullmatch(CATEGORY, column.name) and column.distinct > 2:
-        return Kind(ids=True, why=f"it is called {column.name}, as categories without a name are")
+        return NumberKind(
+            ids=True, why=f"it is called {column.name}, as categories without a name are"
+        )
     if column.counts is None:
-        return Kind(ids=False)
+        return NumberKind(ids=False)
     values = column.seen.to_numpy(zero_copy_only=False).astype(np.int64)
     return kind_of(values, column.counts, ascending=column.ascending)
 

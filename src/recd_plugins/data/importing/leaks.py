@@ -17,7 +17,7 @@ from recd_plugins.data.importing.column_names import (
     BEFORE_WORDS,
     ID_WORDS,
     is_called,
-    is_stay,
+    is_duration,
     words_of,
 )
 from recd_plugins.data.importing.column_survey import ColumnSurvey
@@ -75,7 +75,7 @@ def _is_after(column: ColumnSurvey) -> bool:
         return False
     if column.two_valued and "_".join(words).removeprefix("is_") in AFTER_FLAGS:
         return True
-    return is_stay(column)
+    return is_duration(column)
 
 
 def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:

@@ -22,7 +22,7 @@ from recd_plugins.data.importing.alike_files import types_in
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
 from recd_plugins.data.importing.reading import Block, mapped
-from recd_plugins.data.importing.table_problems import Checked
+from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.schema import Label, Nulls
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, so_many
@@ -122,7 +122,7 @@ class RowCheck:
 
     def __init__(
         self,
-        found: Checked,
+        found: CheckResult,
         schema: ForeignSchema | None,
         read_as: ColumnTypes,
         absent: Collection[str],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from recd_plugins.errors import DataError
 
-__all__ = ["Checked", "TableProblem"]
+__all__ = ["CheckResult", "TableProblem"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class TableProblem:
 
 
 @dataclass(kw_only=True)
-class Checked:
+class CheckResult:
     """How many rows were looked at, and what was found."""
 
     rows: int = 0

@@ -13,7 +13,7 @@ from recd_plugins.data.importing.column_names import (
     ID_WORDS,
     TIME_WORDS,
     is_called,
-    is_stay,
+    is_duration,
     words_of,
 )
 from recd_plugins.data.importing.column_survey import ColumnSurvey
@@ -42,9 +42,13 @@ def time_among(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     """The column of the time, by type, by name and range, or only by name; or None."""
     typed = [one for one in columns if (one.seems == "times" and not one.is_list) or one.dates]
     named = [
-        one for one in columns
-        if is_called(one, TIME_WORDS) and one.is_number and one.distinct > 2 and not is_stay(one)
-    ]  # fmt: skip
+        one
+        for one in columns
+        if is_called(one, TIME_WORDS)
+        and one.is_number
+        and one.distinct > 2
+        and not is_duration(one)
+    ]
     ranged = [one for one in named if unit_of(one)]
     since = [one for one in columns if is_since(one)]
     named_so = [*(one for one in typed if is_called(one, TIME_WORDS)), *ranged]

@@ -14,11 +14,11 @@ from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import Location
 
-__all__ = ["Written", "write_vocabulary"]
+__all__ = ["WrittenVocabulary", "write_vocabulary"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WrittenVocabulary:
     """A vocabulary that was written."""
 
     num_ids: int
@@ -39,7 +39,7 @@ def write_vocabulary(
     others: int = 1,
     missing: Mapping[str, Sequence[int | str]] | None = None,
     progress: Progress = silent,
-) -> Written:
+) -> WrittenVocabulary:
     """Count the values of some columns together, and write a vocabulary of at most `most` ids.
 
     Each row of a column holds an id or a list of ids. Nulls, NaN and what a schema has as `missing`
@@ -70,7 +70,7 @@ def write_vocabulary(
     if not counts.num_values:
         raise DataError(f"{', '.join(columns)}: holds no value, so there is no vocabulary.")
     num_ids = counts.save(to, most=most, least_count=least_count, others=others)
-    return Written(num_ids=num_ids, values=counts.num_values, own=num_ids - others)
+    return WrittenVocabulary(num_ids=num_ids, values=counts.num_values, own=num_ids - others)
 
 
 def _counts(

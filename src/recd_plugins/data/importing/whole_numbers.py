@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Kind", "kind_of"]
+__all__ = ["NumberKind", "kind_of"]
 
 I64 = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -44,7 +44,7 @@ FEWEST_TIMES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class NumberKind:
     """What whole numbers seem to be, and why."""
 
     ids: bool
@@ -54,7 +54,7 @@ class Kind:
     """Whether the sample speaks for counts; if not, the numbers may well be ids."""
 
 
-def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
+def kind_of(values: I64, counts: I64, *, ascending: bool) -> NumberKind:
     """The kind of a column with these different values; `counts` has the number of rows of each."""
     order = np.argsort(values)
     values, counts = values[order], counts[order]
@@ -65,41 +65,50 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> Kind:
         values, counts = values[:-1], counts[:-1]
     rows = int(counts.sum())
     if rows < FEWEST_ROWS or len(values) < 3:
-        return Kind(ids=False)
+        return NumberKind(ids=False)
     if values[0] < 0:
         return _below_zero(values, counts)
     low, high = int(values[0]), int(values[-1])
     repeat = rows >= 2 * len(values)
     if _are_times_of_day(values):
-        return Kind(ids=True, why="times of day as hhmm, which count nothing")
+        return NumberKind(ids=True, why="times of day as hhmm, which count nothing")
     if ascending and len(values) >= FEW and repeat:
-        return Kind(ids=True, why="repeats, and never falls from row to row, as ids of users or "
-                    "sessions do that rows are sorted by")  # fmt: skip
+        return NumberKind(
+            ids=True,
+            why="repeats, and never falls from row to row, as ids of users or "
+            "sessions do that rows are sorted by",
+        )
     if repeat and low >= OFFSET and low > high - low and not (low >= YEARS[0] and high <= YEARS[1]):
-        return Kind(ids=True, why=f"begins at {low:,}, where counts do not")
+        return NumberKind(ids=True, why=f"begins at {low:,}, where counts do not")
     found = _smoothness(values, counts)
     if found is not None and found < SMOOTH:
-        return Kind(ids=True, why="some of its values are common and those beside them are not, "
-                    "as with ids")  # fmt: skip
+        return NumberKind(
+            ids=True, why="some of its values are common and those beside them are not, as with ids"
+        )
     spread = high - low + 1
     filled = len(values) / spread
     if found is not None:
         if found < SURELY_SMOOTH and len(values) >= MANY and filled > FILLED:
-            return Kind(ids=True, why="some of its values are more common than those beside them, "
-                        "and hardly any of its range lacks")  # fmt: skip
+            return NumberKind(
+                ids=True,
+                why="some of its values are more common than those beside them, "
+                "and hardly any of its range lacks",
+            )
         if not cut_off and len(values) >= MANY and _ends_abruptly(values, counts):
             why = (
                 "low ones are common, and its range ends abruptly, as of ids by how common they are"
             )
-            return Kind(ids=False, sure=False, why=why)
-        return Kind(ids=False, sure=found >= SURELY_SMOOTH or len(values) <= FEW or filled < SPARSE)
+            return NumberKind(ids=False, sure=False, why=why)
+        return NumberKind(
+            ids=False, sure=found >= SURELY_SMOOTH or len(values) <= FEW or filled < SPARSE
+        )
     evenly = 0.25 < (float((values * (counts / rows)).sum()) - low) / spread < 0.75
     if evenly and len(values) >= 50 and (filled > FILLED or high > HIGH):
-        return Kind(ids=True, why="its values lie evenly over a range")
-    return Kind(ids=False, sure=len(values) <= FEW or not evenly)
+        return NumberKind(ids=True, why="its values lie evenly over a range")
+    return NumberKind(ids=False, sure=len(values) <= FEW or not evenly)
 
 
-def _below_zero(values: I64, counts: I64) -> Kind:
+def _below_zero(values: I64, counts: I64) -> NumberKind:
     """The kind of numbers of which some are below 0.
 
     Such ids are hashes, for example the 32-bit hashes of Java and Spark, which lie evenly over a
@@ -107,13 +116,13 @@ def _below_zero(values: I64, counts: I64) -> Kind:
     """
     low, spread = int(values[0]), int(values[-1]) - int(values[0])
     if spread <= HIGH:
-        return Kind(ids=False)
+        return NumberKind(ids=False)
     found = _smoothness(values, counts)
     by_chance = len(values) >= MANY if found is None else found < SMOOTH
     apart = np.linspace(0, 1, len(values)) - (values - low) / spread
     even = float(np.abs(apart).max()) < EVENLY / math.sqrt(len(values))
     why = "it goes below 0 and far, as hashes do, and its values are common or rare by chance"
-    return Kind(ids=True, why=why) if by_chance and even else Kind(ids=False)
+    return NumberKind(ids=True, why=why) if by_chance and even else NumberKind(ids=False)
 
 
 def _are_times_of_day(values: I64) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["FIRST", "Spread", "count_sample", "sample_of"]
+__all__ = ["FIRST", "SpreadsBatches", "count_sample", "sample_of"]
 
 FIRST = 100
 """How many batches are counted from a loader that can only read in its own order."""
@@ -36,7 +36,7 @@ POINTS = 64
 
 
 @runtime_checkable
-class Spread(Protocol):
+class SpreadsBatches(Protocol):
     """A loader that can start anywhere in its epoch."""
 
     def spread(
@@ -64,12 +64,12 @@ def count_sample(
     """Count `most` batches of each rank, or else as many as are needed; rank 0 gets the counts of
     all ranks.
 
-    If a loader is a `Spread`, batches are counted until the forecast is `SETTLED` or `SECONDS` have
-    passed; otherwise the first batches are counted, in the loader's order. Every rank of the group
-    calls this. `met` is called with the number of batches that this process has counted.
+    If a loader `SpreadsBatches`, batches are counted until the forecast is `SETTLED` or `SECONDS`
+    have passed; otherwise the first batches are counted, in the loader's order. Every rank of the
+    group calls this. `met` is called with the number of batches that this process has counted.
     """
     began, whole, seen, there = time.monotonic(), Tally(counted=tables), 0, 0
-    whole.in_order = not all(isinstance(one, Spread) for one in _of_ranks(batches))
+    whole.in_order = not all(isinstance(one, SpreadsBatches) for one in _of_ranks(batches))
     shares: Mapping[str, Floats] = {}
     blocks = range(BLOCKS)
     while True:
@@ -134,7 +134,7 @@ def _share_of_ranks(batches: Iterable[Any]) -> float:
 def _round(loader: Iterable[Any], blocks: range, most: int | None) -> Iterator[tuple[int, Any]]:
     """The batches of one rank in these blocks, or `most` batches, each with its fold. Batches of
     one block, or consecutive batches, have the same fold."""
-    if isinstance(loader, Spread):
+    if isinstance(loader, SpreadsBatches):
         places, first = max(loader.places, 1), BLOCKS
         if most is not None:
             first = min(4 * FOLDS, most, places)

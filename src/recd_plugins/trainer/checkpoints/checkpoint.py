@@ -86,7 +86,7 @@ __all__ = [
     "Checkpoints",
     "DiskFullError",
     "NotFiniteError",
-    "Reached",
+    "ReachedState",
     "set_random_state",
 ]
 
@@ -100,7 +100,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
+class ReachedState:
     """The state from which a run goes on, apart from model and optimizers."""
 
     step: int
@@ -324,7 +324,7 @@ class Checkpoints:
             "run trains on without such a checkpoint."
         )
 
-    def load(self, job: Job, path: Path, other: OtherRanks | None = None) -> Reached:
+    def load(self, job: Job, path: Path, other: OtherRanks | None = None) -> ReachedState:
         """Fill model and optimizers; returns the state from which the run goes on.
 
         `other`: the checkpoint as these ranks see it, if other ranks made it.
@@ -375,7 +375,7 @@ class Checkpoints:
                 file = path / f"rank-{dist.get_rank()}.json"
                 raise damaged_file(file, f"its {name!r} is no mapping")
         states["callbacks"] = states_by_options(states["callbacks"], before, now)
-        return Reached(
+        return ReachedState(
             step=saved["step"],
             loader=mine["loader"],
             random=random,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.access.sample import SpreadsBatches
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -97,9 +97,9 @@ def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptId
     """The ids of some of this rank's batches, drawn from the first `steps` of the epoch, or from
     the whole epoch.
 
-    Only a loader that is a `Spread` can be read ahead; the sums of any other are empty.
+    Only a loader that `SpreadsBatches` can be read ahead; the sums of any other are empty.
     """
-    if not isinstance(loader, Spread):
+    if not isinstance(loader, SpreadsBatches):
         return KeptIds()
     began = time.monotonic()
     places = loader.places

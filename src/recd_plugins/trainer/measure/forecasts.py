@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.sample import Spread
+from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.slots import Callback
@@ -349,7 +349,7 @@ class ForecastMeter(Callback):
         loader = stack.read(training.rank, training.world_size)
         if stack.registry.chosen("dedup"):
             self._facts.ahead = read_ahead(loader, steps, training.world_size)
-        if isinstance(planner, OrdersBatches) and orders and isinstance(loader, Spread):
+        if isinstance(planner, OrdersBatches) and orders and isinstance(loader, SpreadsBatches):
             blocks = range(min(FIRST, loader.places))
             some = [batch for _, batch in loader.spread(blocks, 1, steps)]
             self._facts.hot_ahead = planner.hot_to_come(some, training.world_size)

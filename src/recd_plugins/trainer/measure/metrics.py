@@ -271,11 +271,11 @@ class LabelMetrics:
             "auc": math.nan,
             "samples": int(sums[-1]),
         }
-        ranked = [one for one, label in zip(found, self._labels, strict=True) if ranks(label)]
+        ranked = [one for one, label in zip(found, self._labels, strict=True) if is_ranked(label)]
         if ranked:
             values |= {"ne": ranked[0].ne, "auc": ranked[0].auc}
         for label, one, (error, weight) in zip(self._labels, found, errors, strict=True):
-            if not ranks(label):
+            if not is_ranked(label):
                 values[f"mse/{label.name}"] = error / weight if weight else math.nan
             elif len(self._labels) > 1:
                 values |= {f"ne/{label.name}": one.ne, f"auc/{label.name}": one.auc}
@@ -288,7 +288,7 @@ class LabelMetrics:
         regression: mean prediction, mean label and weight of bins of equally many samples, by
         ascending prediction."""
         both = zip(self._labels, self._windows, strict=True)
-        return {label.name: window.calibration for label, window in both if ranks(label)}
+        return {label.name: window.calibration for label, window in both if is_ranked(label)}
 
 
 def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"windows": windows, **sums}
 
 
-def ranks(label: Label) -> bool:
+def is_ranked(label: Label) -> bool:
     """Whether a label's output is a logit, by which samples are ranked."""
     return label.kind != "regression"
 

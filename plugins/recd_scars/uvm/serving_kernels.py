@@ -22,11 +22,11 @@ from recd_scars.uvm.hits import TableShards, hit_curve
 from recd_scars.uvm.kernel_bytes import KernelBytes
 from recd_scars.uvm.kernel_choice import HostTable, KernelChoice, choose
 
-__all__ = ["Served"]
+__all__ = ["ServingKernels"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServingKernels:
     """The kernels that serve one plan's tables."""
 
     capacity: float
@@ -47,7 +47,7 @@ class Served:
         fused: Mapping[str, Mapping[str, Any]],
         algorithm: CacheAlgorithm,
         host_memory_gb: float | None,
-    ) -> Served:
+    ) -> ServingKernels:
         """The choice for a device with `capacity` bytes for replicas, a batch and tables; `fused`
         are the fused params of each table."""
         prices = ledger.prices
