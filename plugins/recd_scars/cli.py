@@ -132,27 +132,26 @@ def curve(
         from recd_scars.cache_curve import CacheCurve
 
         check_writable(figure, "--figure", PICTURES)
-        of_registry = {f"override {', '.join(overrides or ())}": bool(overrides)}
-        of_registry |= {"--batches": batches is not None}
+        of_registry = {
+            f"override {', '.join(overrides or ())}": bool(overrides),
+            "--batches": batches is not None,
+        }
         of_law = {"--rows": rows != 1_000_000, "--lookups": lookups != 1}
-        if law is not None:
-            others = {"--profile": profile is not None, "--table": bool(tables), **of_registry}
-            check_of_use(others, "the curve is of --law's table", "Leave --law out")
-        elif profile is not None:
-            why = "the curve is of --profile's tables"
-            check_of_use(of_law | of_registry, why, "Leave --profile out")
-        else:
-            check_of_use(of_law, "it is of a law's table", "Add --law")
-            why = "the rows of a registry's tables are as wide as its model says"
-            check_of_use({"--width": width != 64}, why, "Add --law or --profile")
         if memory is not None:
             why = "--memory says how much there is"
             check_of_use({"--batch-size": batch_size != 2048}, why, "Leave --memory out")
         if law is not None:
+            others = {"--profile": profile is not None, "--table": bool(tables), **of_registry}
+            check_of_use(others, "the curve is of --law's table", "Leave --law out")
             found = sources.of_law(law, rows, lookups, width)
         elif profile is not None:
+            why = "the curve is of --profile's tables"
+            check_of_use(of_law | of_registry, why, "Leave --profile out")
             found = sources.of_profile(profile, tables or (), width)
         else:
+            check_of_use(of_law, "it is of a law's table", "Add --law")
+            why = "the rows of a registry's tables are as wide as its model says"
+            check_of_use({"--width": width != 64}, why, "Add --law or --profile")
             with redirect_stdout(sys.stderr):  # what plugins print is no part of what is drawn
                 found = sources.of_registry(registry, overrides or (), tables or (), batches)
         drawn = CacheCurve.of(

@@ -368,8 +368,13 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             chosen = self._planned(self._policy, model, tables, topology, world_size)
         if self._config.hot_batches and (line := memory_of_hot_rows(tables, chosen.sizes)):
             chosen = dataclasses.replace(chosen, reason=f"{chosen.reason}\n{line}")
-        if self._config.home != "host":
-            return chosen
+        return self._from_host(chosen, tables, topology) if self._config.home == "host" else chosen
+
+    def _from_host(
+        self, chosen: ChosenSizes, tables: Mapping[str, SequenceTable], topology: Topology
+    ) -> ChosenSizes:
+        """The choice, and why each table has the kernel by which it is served from host memory."""
+        assert self._memory is not None
         self.served = ServingKernels.of(
             chosen.report.ledger,
             self.found,

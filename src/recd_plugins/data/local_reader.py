@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Split
@@ -107,6 +107,28 @@ class LocalReader:
         shares = Shares(
             world_size=world_size, workers=config.workers, streams=config.streams or consumers
         )
+        order = self._order(table, shares, batch_size=batch_size, train=train)
+        if train:
+            _check_fills(table, order, batch_size, consumers)
+        if config.read_log is not None and train and rank == 0:
+            note_reading(config.read_log, table.path, table.batch_columns)
+        return LocalLoader(
+            RankBatches(
+                table,
+                order,
+                shares,
+                rank=rank,
+                prefetch=LOADING if config.prefetch else 0,
+                transform=transform,
+            ),
+            workers=config.workers,
+            pin_memory=self._pin_memory,
+            made_for=self._made_for(table, split, order, world_size),
+        )
+
+    def _order(self, table: Table, shares: Shares, *, batch_size: int, train: bool) -> Order:
+        """The order in which rows are read: to train by the options, to test as the rows lie."""
+        config = self._config
         order = Order(
             stripe_rows=tuple(stripe.num_rows for stripe in table.stripes),
             streams=shares.streams,
@@ -123,10 +145,12 @@ class LocalReader:
                 "schema's session_id is null. Name the column there, or choose split.",
                 "reader.sessions",
             )
-        if train:
-            _check_fills(table, order, batch_size, consumers)
-        if config.read_log is not None and train and rank == 0:
-            note_reading(config.read_log, table.path, table.batch_columns)
+        return order
+
+    def _made_for(
+        self, table: Table, split: Split, order: Order, world_size: int
+    ) -> dict[str, Any]:
+        """What a loader's state is for: a loader that differs in any of it refuses the state."""
         made_for = {
             "table": table_digest(table),
             "split": split,
@@ -136,25 +160,13 @@ class LocalReader:
             "tail": order.tail,
             "streams": order.streams,
             "rows per stream and batch": order.rows_per_batch,
-            "workers": config.workers,
+            "workers": self._config.workers,
         }
         if order.sessions != "split":
             made_for["sessions"] = order.sessions
-        if config.workers:
+        if self._config.workers:
             made_for["ranks"] = world_size
-        return LocalLoader(
-            RankBatches(
-                table,
-                order,
-                shares,
-                rank=rank,
-                prefetch=LOADING if config.prefetch else 0,
-                transform=transform,
-            ),
-            workers=config.workers,
-            pin_memory=self._pin_memory,
-            made_for=made_for,
-        )
+        return made_for
 
 
 def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) -> None:

@@ -37,7 +37,8 @@ def figures(sources: Sources) -> Iterator[Figure]:
             if len(tiers.get("coverage", ())) > 1:
                 yield _coverage(table, tiers, of)
     for printed in sources.of("cache curve"):
-        yield from _curve(printed.values)
+        yield _bytes_by_cache(printed.values)
+        yield _bytes_by_batch(printed.values)
 
 
 def _rows(table: Mapping[str, Any]) -> int:
@@ -162,8 +163,8 @@ def _frontier(plan: Mapping[str, Any], of: str) -> Iterator[Figure]:
     )
 
 
-def _curve(values: Mapping[str, Any]) -> Iterator[Figure]:
-    """SCARS's curves: the bytes of a sample by the number of cached rows, and by the batch size."""
+def _bytes_by_cache(values: Mapping[str, Any]) -> Figure:
+    """SCARS's curve of the bytes of a sample by the number of cached rows."""
     points = [one for one in values["by_cache"] if one["cached"]]
     best, none = values["optimum"], values["by_cache"][0]["bytes_per_sample"]
     plot = Plot(
@@ -178,7 +179,7 @@ def _curve(values: Mapping[str, Any]) -> Iterator[Figure]:
     plot.dot(best["cached"], best["bytes_per_sample"], "orange", size=5.5)
     words = f"{so_many(best['cached'], 'row')}: {quantity(best['bytes_per_sample'])}"
     plot.word(best["cached"], best["bytes_per_sample"], words, below=True)
-    yield Figure(
+    return Figure(
         title=f"SCARS: bytes of a sample by the cache ({values.get('source', '')})",
         says=f"Bytes of a sample against rows cached: the least at {words}; without a cache "
         f"{quantity(none)}.",
@@ -196,7 +197,11 @@ def _curve(values: Mapping[str, Any]) -> Iterator[Figure]:
             for one in values["by_cache"]
         ],
     )
-    sizes = values["by_batch"]
+
+
+def _bytes_by_batch(values: Mapping[str, Any]) -> Figure:
+    """SCARS's curves of the bytes of a sample by the batch size, with a cache and without."""
+    best, sizes = values["optimum"], values["by_batch"]
     plot = Plot(
         x=Scale.over((one["batch_size"] for one in sizes), log=True),
         y=Scale(low=0, high=1.15 * values["plain"], unit="B"),
@@ -208,7 +213,7 @@ def _curve(values: Mapping[str, Any]) -> Iterator[Figure]:
     plot.line([(one["batch_size"], one["no_cache"]) for one in sizes], "slate", end="coalesced")
     plot.line([(one["batch_size"], one["cached"]) for one in sizes], "orange", end="and cached")
     plot.dot(best["batch_size"], best["bytes_per_sample"], "orange", size=5.5)
-    yield Figure(
+    return Figure(
         title="SCARS: bytes of a sample by the batch",
         says=f"Bytes of a sample against the batch: plain {quantity(values['plain'])}, coalesced "
         f"fewer, and fewest with a cache, at {best['batch_size']:,.0f} samples.",

@@ -226,48 +226,63 @@ class _Watch:
 
     def _idle(self, model: nn.Module, *, unconverted: bool) -> Iterator[Notice]:
         """Notices of what a trainer leaves unused whose model is about to train."""
-        from torch import nn
-
-        planner, planning, tier_plan = self._planner, self._planning, self._tier_plan
-        train, asks_for = self._registry.train, self._usage.asks_for
-        tiered = isinstance(planner, TierPlanner) and planner
-        bare = tiered.without_tiers(tier_plan) if tiered and tier_plan is not None else []
-        if tier_plan is not None and bare:
-            every = len(bare) == len(tier_plan.tables)
-            of_some = f"no tiers are in front of {listed(bare, kind='table')}"
-            left = "no table has its tiers" if every else of_some
-            yield _unused(
-                planning,
-                f"the model was sharded without its sharders, or by another plan, so that {left}",
-                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
-                "before stack.plan is given another model.",
-            )
-        if isinstance(planner, OrdersBatches) and not asks_for("order"):
-            yield from planner.unordered()
-        if unconverted and not asks_for("dedup"):
+        yield from self._shards_without_tiers()
+        if isinstance(self._planner, OrdersBatches) and not self._usage.asks_for("order"):
+            yield from self._planner.unordered()
+        if unconverted and not self._usage.asks_for("dedup"):
             yield _unused(
                 self._registry.one("dedup"),
                 "the model's batches are not converted: they hold no unique samples",
                 "Have `stack.convert(kjt)`, `stack.converting(collate_fn)` or "
                 "`stack.converted(loader)` convert them, or take `dedup` out.",
             )
-        if train.retier_every and not asks_for("retier_every"):
+        yield from self._moves_no_replicas()
+        yield from self._leaves_settings(model)
+        yield from self._never_calls()
+
+    def _shards_without_tiers(self) -> Iterator[Notice]:
+        """A notice of planned tables that no tiers stand in front of."""
+        planner, tier_plan = self._planner, self._tier_plan
+        if tier_plan is None or not isinstance(planner, TierPlanner):
+            return
+        if bare := planner.without_tiers(tier_plan):
+            every = len(bare) == len(tier_plan.tables)
+            of_some = f"no tiers are in front of {listed(bare, kind='table')}"
+            left = "no table has its tiers" if every else of_some
+            yield _unused(
+                self._planning,
+                f"the model was sharded without its sharders, or by another plan, so that {left}",
+                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
+                "before stack.plan is given another model.",
+            )
+
+    def _moves_no_replicas(self) -> Iterator[Notice]:
+        """A notice where the registry, or a planner that begins without replicas, has them moved,
+        and this trainer moves none."""
+        if self._usage.asks_for("retier_every"):
+            return
+        if self._registry.train.retier_every:
             yield Unused(
                 what="train: retier_every",
                 why="it is for `recd train`, and nothing moves replicas in this trainer",
                 cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
                 "between two steps, or take it out.",
             )
-        empty = isinstance(planner, Retiers) and planner.begins_empty
-        if empty and not train.retier_every and not asks_for("retier_every"):
+        elif isinstance(self._planner, Retiers) and self._planner.begins_empty:
             yield _unused(
-                planning,
+                self._planning,
                 "no row has a replica before they are moved first, and nothing moves them",
                 "Set `train.retier_every` for `recd train`, call "
                 "`stack.retiering_planner().retier(batches, group)` on every rank between two "
                 "steps, or count batches before training (`profile_batches`).",
             )
-        if train.codecs.dense != "fp32" and not asks_for("codecs.dense"):
+
+    def _leaves_settings(self, model: nn.Module) -> Iterator[Notice]:
+        """Notices of settings of `train` that this trainer does not take over."""
+        from torch import nn
+
+        train = self._registry.train
+        if train.codecs.dense != "fp32" and not self._usage.asks_for("codecs.dense"):
             yield Unused(
                 what="train: codecs.dense",
                 why="this trainer's dense gradients are reduced by a wrapper of its own",
@@ -283,6 +298,10 @@ class _Watch:
                 cure="Call `nn.SyncBatchNorm.convert_sync_batchnorm(model)` before stack.plan, or "
                 "take it out.",
             )
+
+    def _never_calls(self) -> Iterator[Notice]:
+        """Notices of what registry.yaml chooses and this trainer does not ask the stack for."""
+        asks_for = self._usage.asks_for
         for choice in self._registry.chosen("optimizer"):
             if asks_for("optimizer") and not asks_for(OPTIMIZER_MADE):
                 yield _unused(
