@@ -85,6 +85,7 @@ class TierRowBagCollection(ShardedParts):
         order = ShardedOrder.of(module, parameters, env, fused, device)
         tiers: dict[str, Any] = {"plan": plan, "nodes": nodes, "chunk_rows": chunk_rows}
         travelling = [config for config in configs if is_coalesced(plan, config.name)]
+        summed = [config for config in configs if config not in travelling]
         row_wise = summed_in_parts(parameters) | {config.name for config in travelling}
         divisors = divisors_of(configs, row_wise)
         rows = [
@@ -98,23 +99,15 @@ class TierRowBagCollection(ShardedParts):
             )
             for tables in _by_dimension(travelling)
         ]
+        parts: list[Any] = [*rows]
         keys = dict(zip((c.name for c in configs), _keys(configs), strict=True))
         self._names: list[Mapping[Any, str]] = [
             {one: keys[one.table][one.feature] for one in part.tiers.features} for part in rows
         ]
-        parts: list[Any] = [*rows]
-        if summed := [config for config in configs if config not in travelling]:
-            of_part = bags_of(module, [config.name for config in summed])
-            own = {config.name: parameters[config.name] for config in summed}
-            if any(config.name in plan.tables for config in summed):
-                parts.append(
-                    TierEmbeddingBagCollection(
-                        of_part, own, env, divisors=divisors, **tiers, **options
-                    )
-                )
-            else:
-                parts.append(ShardedEmbeddingBagCollection(of_part, own, env, **options))
-                divide_as_whole(parts[-1], means="size" in divisors.values())
+        if summed:
+            parts.append(
+                _sums_of(module, summed, parameters, env, divisors=divisors, tiers=tiers, **options)
+            )
             # Beside the tables that are left out here, a feature may have another name.
             self._names.append(
                 {
@@ -150,6 +143,28 @@ class TierRowBagCollection(ShardedParts):
 
     def _gathered(self, ctx: PartsContext, parts: list[Any]) -> LazyAwaitable[KeyedTensor]:
         return RowBagsAwaitable(parts, self._names, self._keys)
+
+
+def _sums_of(
+    module: EmbeddingBagCollection,
+    configs: Sequence[EmbeddingBagConfig],
+    parameters: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    *,
+    divisors: Mapping[str, Divisor],
+    tiers: Mapping[str, Any],
+    **options: Any,
+) -> TierEmbeddingBagCollection | ShardedEmbeddingBagCollection:
+    """The part of the tables whose bags are summed at home: with tiers in front, if the plan has
+    any of these tables."""
+    names = [config.name for config in configs]
+    of_part, own = bags_of(module, names), {name: parameters[name] for name in names}
+    plan: TierPlan = tiers["plan"]
+    if not plan.tables.keys().isdisjoint(names):
+        return TierEmbeddingBagCollection(of_part, own, env, divisors=divisors, **tiers, **options)
+    part = ShardedEmbeddingBagCollection(of_part, own, env, **options)
+    divide_as_whole(part, means="size" in divisors.values())
+    return part
 
 
 def is_coalesced(plan: TierPlan, table: str) -> bool:
