@@ -234,21 +234,17 @@ def _advised(
     }
     best = min(walks, key=lambda size: goal.score(walks[size].best))
     what_ifs: list[WhatIf] = []
+
+    def near_the_best(otherwise: Callable[[Values], Values], other_goal: AdviceGoal) -> Walk:
+        values = otherwise(_batches_of(base, best))
+        return weigh_near(walks[best], values, claims, outlooks, other_goal, schema)
+
     if with_what_ifs:
         for name, otherwise, other_goal in _what_ifs(
             registry, claims, goal, best, walks[best], its_batches=trainer is not None
         ):
             met(f"what if: {name}")
-            try:
-                values = otherwise(_batches_of(base, best))
-                found = weigh_near(walks[best], values, claims, outlooks, other_goal, schema)
-            except RecdError as error:
-                what_ifs.append(WhatIf(name=name, walk=None, why=str(error)))
-            except MemoryError as error:
-                why = f"memory here has no room to weigh it ({error})"
-                what_ifs.append(WhatIf(name=name, walk=None, why=why))
-            else:
-                what_ifs.append(WhatIf(name=name, walk=found))
+            what_ifs.append(_what_if(name, partial(near_the_best, otherwise, other_goal)))
     trials: list[TriedRegistry] = []
     if trial is not None:
         sides = candidates(walks[best], goal, most_tried)
@@ -269,6 +265,17 @@ def _advised(
             *_to_measure(registry, goal, walks[best], sizes),
         ],
     )
+
+
+def _what_if(name: str, weighed: Callable[[], Walk]) -> WhatIf:
+    """The advice if something were different, or why there is none."""
+    try:
+        return WhatIf(name=name, walk=weighed())
+    except RecdError as error:
+        return WhatIf(name=name, walk=None, why=str(error))
+    except MemoryError as error:
+        why = f"memory here has no room to weigh it ({error})"
+        return WhatIf(name=name, walk=None, why=why)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,62 +38,16 @@ ARROWS_ROW = re.compile(r"(?:In CSV column #(\d+): )?(?:CSV parse error: )?Row #
 
 def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.Table:
     """The named columns of the lines, in this order."""
-    content, delimiter = _parted_by_one(lines)
+    text = _parted_by_one(lines)
     types = {name: read_as.types.get(name, pa.string()) for name in columns}
     commas = read_as.decimal_commas | read_as.thousands
     spelled = {*read_as.parted, *commas}
     read = {name: pa.string() if name in spelled else types[name] for name in columns}
-    more = [*dict.fromkeys(text for texts in read_as.nulls.values() for text in texts)]
-
-    def parsed(read: Mapping[str, pa.DataType] = read) -> pa.Table:
-        return pa.csv.read_csv(
-            pa.BufferReader(content),
-            # One chunk on one thread: rows have numbers, and line ends within quotes do no harm.
-            pa.csv.ReadOptions(
-                column_names=list(lines.file.names), block_size=content.size + 1, use_threads=False
-            ),
-            pa.csv.ParseOptions(
-                delimiter=delimiter,
-                quote_char='"' if lines.file.quotes else False,
-            ),
-            pa.csv.ConvertOptions(
-                column_types=read,
-                include_columns=list(read),
-                null_values=[*NULLS, *more],
-                strings_can_be_null=not more,
-                timestamp_parsers=[pa.csv.ISO8601, *TIME_FORMS],
-            ),
-        )
-
-    try:
-        try:
-            table = parsed()
-        except pa.ArrowInvalid as error:
-            odd = INVALID.search(str(error))
-            if odd is None or odd[1] not in MORE_NULLS:
-                raise
-            more = [*MORE_NULLS]  # the sample showed none of these among the numbers
-            table = parsed()
-    except pa.ArrowInvalid as error:
-        raise _located(lines, str(error).replace(delimiter, lines.file.delimiter)) from None
-    text = content.to_pybytes()
-    integers = {name: pa.string() for name in columns if pa.types.is_integer(read[name])}
-    if integers and _has_hexadecimals(text):
-        for name, texts in zip(integers, parsed(integers).columns, strict=True):
-            _check_decimal(lines, name, texts)
-    times = {name: pa.string() for name in columns if pa.types.is_timestamp(read[name])}
-    if times and b"/" in text:
-        for name, texts in zip(times, parsed(times).columns, strict=True):
-            _check_dates(lines, name, texts, table[name])
-    named = [
-        name
-        for name in read_as.named.intersection(columns)
-        if pa.types.is_integer(read[name]) or pa.types.is_floating(read[name])
-    ]
-    if named:
-        _check_padded(lines, text, delimiter, named)
-    check_quotes_end(lines, content, table.num_rows)
-    for name in columns if more else ():
+    nulls = [*dict.fromkeys(null for texts in read_as.nulls.values() for null in texts)]
+    table, nulls = _parsed(text, read, nulls)
+    _check_spellings(text, table, read, nulls, read_as.named)
+    check_quotes_end(lines, text.content, table.num_rows)
+    for name in columns if nulls else ():
         if pa.types.is_string(read[name]):
             nothing = pa.array([*NULLS, *read_as.nulls.get(name, ())])
             texts = pc.if_else(pc.is_in(table[name], value_set=nothing), None, table[name])
@@ -111,6 +66,81 @@ def text_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
     return with_lists(table, lines.where, columns, read_as)
 
 
+class _Text(NamedTuple):
+    """Lines whose fields one character separates, as Arrow needs it."""
+
+    lines: Lines
+    content: pa.Buffer
+    delimiter: str
+
+    def read(self, types: Mapping[str, pa.DataType], nulls: Sequence[str]) -> pa.Table:
+        """The columns in these types, in which `nulls` stand for nothing beside `NULLS`."""
+        file = self.lines.file
+        return pa.csv.read_csv(
+            pa.BufferReader(self.content),
+            # One chunk on one thread: rows have numbers, and line ends within quotes do no harm.
+            pa.csv.ReadOptions(
+                column_names=list(file.names), block_size=self.content.size + 1, use_threads=False
+            ),
+            pa.csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char='"' if file.quotes else False,
+            ),
+            pa.csv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                null_values=[*NULLS, *nulls],
+                strings_can_be_null=not nulls,
+                timestamp_parsers=[pa.csv.ISO8601, *TIME_FORMS],
+            ),
+        )
+
+
+def _parsed(
+    text: _Text, types: Mapping[str, pa.DataType], nulls: list[str]
+) -> tuple[pa.Table, list[str]]:
+    """The text's columns in these types; and the nulls that it was read with, which are more where
+    numbers have some that the sample showed none of."""
+    try:
+        try:
+            return text.read(types, nulls), nulls
+        except pa.ArrowInvalid as error:
+            odd = INVALID.search(str(error))
+            if odd is None or odd[1] not in MORE_NULLS:
+                raise
+            return text.read(types, MORE_NULLS), [*MORE_NULLS]
+    except pa.ArrowInvalid as error:
+        message = str(error).replace(text.delimiter, text.lines.file.delimiter)
+        raise _located(text.lines, message) from None
+
+
+def _check_spellings(
+    text: _Text,
+    table: pa.Table,
+    types: Mapping[str, pa.DataType],
+    nulls: Sequence[str],
+    named: Collection[str],
+) -> None:
+    """Raise `Misfit` for what Arrow reads as another value than it spells, in a `table` of these
+    types; the numbers of columns that are `named` name something."""
+    content = text.content.to_pybytes()
+    integers = {name: pa.string() for name, kind in types.items() if pa.types.is_integer(kind)}
+    if integers and _has_hexadecimals(content):
+        for name, texts in zip(integers, text.read(integers, nulls).columns, strict=True):
+            _check_decimal(text.lines, name, texts)
+    times = {name: pa.string() for name, kind in types.items() if pa.types.is_timestamp(kind)}
+    if times and b"/" in content:
+        for name, texts in zip(times, text.read(times, nulls).columns, strict=True):
+            _check_dates(text.lines, name, texts, table[name])
+    numbers = [
+        name
+        for name, kind in types.items()
+        if name in named and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    ]
+    if numbers:
+        _check_padded(text.lines, content, text.delimiter, numbers)
+
+
 def _bare_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts, in which whole numbers lose blanks around them and a fraction of zeros.
 
@@ -123,18 +153,15 @@ def _bare_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.match_substring_regex(bare, r"^-?\d+$"), bare, texts)
 
 
-def _parted_by_one(lines: Lines) -> tuple[pa.Buffer, str]:
-    """The lines, and the one character that separates their fields.
-
-    Arrow allows only one character; a longer delimiter is replaced by a character that no field
-    has.
-    """
+def _parted_by_one(lines: Lines) -> _Text:
+    """The lines, in which a delimiter of several characters is replaced by a character that no
+    field has."""
     text, delimiter = lines.text, lines.file.delimiter
     if text.slice(0, min(len(BOM), text.size)).to_pybytes() == BOM:
         # The file's own is cut off already: this one belongs to a field, and Arrow would remove it.
         text = pa.py_buffer(BOM + text.to_pybytes())
     if len(delimiter) == 1:
-        return text, delimiter
+        return _Text(lines, text, delimiter)
     content = text.to_pybytes()
     free = next((one for one in CONTROLS if one not in content), None)
     if free is None:
@@ -142,7 +169,8 @@ def _parted_by_one(lines: Lines) -> tuple[pa.Buffer, str]:
             f"{lines.where}: has all control characters, so none can stand for {delimiter!r}. Is "
             "it text?"
         )
-    return pa.py_buffer(content.replace(delimiter.encode(), free)), free.decode()
+    content = content.replace(delimiter.encode(), free)
+    return _Text(lines, pa.py_buffer(content), free.decode())
 
 
 def _has_hexadecimals(text: bytes) -> bool:

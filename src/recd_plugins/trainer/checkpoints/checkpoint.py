@@ -345,35 +345,15 @@ class Checkpoints:
             if name.rpartition("/")[0].removeprefix("optimizer.") not in anew
         }
         asked = as_named(tensors, own_of(kept, dist.get_rank()), dist.get_rank())
-        try:
-            dcp.load(asked, storage_reader=reader)
-        except dcp.api.CheckpointException as error:
-            first = next(iter(error.failures.values()))[0]
-            if isinstance(first, DataError):
-                raise first from error
-            raise DataError(
-                f"{path}: does not fit this model, or is damaged ({type(first).__name__}: "
-                f"{first}). Resume with the registry that made it (job.json holds it), or remove "
-                "the folder, and --resume takes the one before."
-            ) from error
+        _fill(asked, reader, path)
         # A rank has the optimizer states of only its own tables.
         taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
         begun_anew = {name for names in on_every_rank(lambda: anew) for name in names}
         _restore(job, tensors, mine.get("model", {}))
         restore_states(job, numbers)
-        random: dict[str, Tensor] = {}
-        if "random" in mine:  # a rank that `reshard` added has none
-            try:
-                random = _random_state_of(mine["random"])
-                set_random_state(random, job.device)
-            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-                file = path / f"rank-{dist.get_rank()}.json"
-                raise damaged_file(file, f"its random state is none: {error}") from error
-        states = {name: mine.get(name, {}) for name in ("callbacks", "so_far")}
-        for name, state in states.items():
-            if not isinstance(state, dict):
-                file = path / f"rank-{dist.get_rank()}.json"
-                raise damaged_file(file, f"its {name!r} is no mapping")
+        file = path / f"rank-{dist.get_rank()}.json"
+        random = _restored_random_state(mine, job.device, file)
+        states = {name: _mapping_of(mine, name, file) for name in ("callbacks", "so_far")}
         states["callbacks"] = states_by_options(states["callbacks"], before, now)
         return ReachedState(
             step=saved["step"],
@@ -389,6 +369,44 @@ class Checkpoints:
             new_code=tuple(changed_code(saved.get("code", {}), self._code)),
             **states,
         )
+
+
+def _fill(tensors: dict[str, Tensor | ShardedTensor], reader: JsonReader, path: Path) -> None:
+    """Fill the tensors from the checkpoint at `path`; `DataError` if it does not fit them."""
+    try:
+        dcp.load(tensors, storage_reader=reader)
+    except dcp.api.CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        if isinstance(first, DataError):
+            raise first from error
+        raise DataError(
+            f"{path}: does not fit this model, or is damaged ({type(first).__name__}: "
+            f"{first}). Resume with the registry that made it (job.json holds it), or remove "
+            "the folder, and --resume takes the one before."
+        ) from error
+
+
+def _restored_random_state(
+    mine: Mapping[str, Any], device: torch.device, file: Path
+) -> dict[str, Tensor]:
+    """The states of the random numbers that `file` has of this rank, which are restored; empty for
+    a rank that `reshard` added, which has none."""
+    if "random" not in mine:
+        return {}
+    try:
+        random = _random_state_of(mine["random"])
+        set_random_state(random, device)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise damaged_file(file, f"its random state is none: {error}") from error
+    return random
+
+
+def _mapping_of(mine: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
+    """What `file` has of this rank under a name; empty if it has nothing there."""
+    state = mine.get(name, {})
+    if not isinstance(state, dict):
+        raise damaged_file(file, f"its {name!r} is no mapping")
+    return state
 
 
 def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:
