@@ -65,14 +65,7 @@ def _column(
             first, plain=rows(samples), dedup=unique(samples)
         )
     if isinstance(first, KeyedJaggedTensor):
-        if len({kjt.weights_or_none() is None for kjt in values}) > 1:
-            raise _refusal(path, "is a KeyedJaggedTensor that has weights in some batches alone")
-        if [kjt.stride() for kjt in values] == list(sizes) and _alike(kjt.keys() for kjt in values):
-            known = (one for one in joined if all(map(is_, values, one.kjts)))
-            kjts = next(known, None) or JoinedFeatures(values)
-            _ = kjts.rows  # found where there is time for it
-            return kjts.take
-        raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
+        return _ids(values, sizes, path, joined)
     if isinstance(first, Tensor | np.ndarray) and first.ndim:
         if [len(value) for value in values] == list(sizes):
             return _rows(values)
@@ -99,6 +92,23 @@ def _column(
     if all(_same(first, value) for value in values):
         return lambda samples: first
     raise _refusal(path, f"is a {type(first).__name__} that differs from batch to batch")
+
+
+def _ids(
+    kjts: Sequence[KeyedJaggedTensor],
+    sizes: Sequence[int],
+    path: str,
+    joined: Sequence[JoinedFeatures],
+) -> Column:
+    """Rows of ids, of KJTs that have the same keys and a row for each sample."""
+    if len({kjt.weights_or_none() is None for kjt in kjts}) > 1:
+        raise _refusal(path, "is a KeyedJaggedTensor that has weights in some batches alone")
+    if [kjt.stride() for kjt in kjts] != list(sizes) or not _alike(kjt.keys() for kjt in kjts):
+        raise _refusal(path, "is a KeyedJaggedTensor of other keys or samples than the batch")
+    known = (one for one in joined if all(map(is_, kjts, one.kjts)))
+    found = next(known, None) or JoinedFeatures(kjts)
+    _ = found.rows  # found where there is time for it
+    return found.take
 
 
 def _refusal(path: str, what: str) -> CapabilityError:

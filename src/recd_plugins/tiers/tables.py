@@ -92,30 +92,11 @@ def arrange(
     """The groups of the tables that the plan names, and the features of all the other tables."""
     _check_row_wise(configs, shardings, plan)
     every = _features(sharded, configs)
-    by_name = {config.name: config for config in configs}
-    groups: list[TableGroup] = []
-    for _, kernel in optimizer.optimizers:
-        homes = dict(_homes(kernel, shardings, plan))
-        if homes:
-            check_repeatable(kernel, list(homes))
-        alike: dict[tuple[int, Coalesce, bool], list[str]] = {}
-        for name in homes:
-            decays = _decays(kernel, homes[name], by_name[name])
-            kind = by_name[name].embedding_dim, plan.tables[name].coalesce, decays
-            alike.setdefault(kind, []).append(name)
-        groups += [
-            TableGroup(
-                tables=tuple(names),
-                num_rows=tuple(by_name[name].num_embeddings for name in names),
-                homes=tuple(homes[name] for name in names),
-                features=tuple(one for name in names for one in every if one.table == name),
-                coalesce=coalesce,
-                optimizer=kernel,
-                max_gradient=clips_at(kernel),
-                decays=decays,
-            )
-            for (_, coalesce, decays), names in alike.items()
-        ]
+    groups = [
+        group
+        for _, kernel in optimizer.optimizers
+        for group in _groups_of(kernel, configs, every, shardings, plan)
+    ]
     for group in groups:
         check_rows(group, plan)
         _, arguments = fused_arithmetic(group.optimizer)
@@ -127,6 +108,36 @@ def arrange(
         for one in every
         if one.table not in tiered
     ]
+
+
+def _groups_of(
+    kernel: KeyedOptimizer,
+    configs: Sequence[BaseEmbeddingConfig],
+    features: Sequence[TableFeature],
+    shardings: Mapping[str, ParameterSharding],
+    plan: TierPlan,
+) -> Iterator[TableGroup]:
+    """The planned tables of one kernel, in groups of those that are alike."""
+    homes = dict(_homes(kernel, shardings, plan))
+    if homes:
+        check_repeatable(kernel, list(homes))
+    by_name = {config.name: config for config in configs}
+    alike: dict[tuple[int, Coalesce, bool], list[str]] = {}
+    for name in homes:
+        decays = _decays(kernel, homes[name], by_name[name])
+        kind = by_name[name].embedding_dim, plan.tables[name].coalesce, decays
+        alike.setdefault(kind, []).append(name)
+    for (_, coalesce, decays), names in alike.items():
+        yield TableGroup(
+            tables=tuple(names),
+            num_rows=tuple(by_name[name].num_embeddings for name in names),
+            homes=tuple(homes[name] for name in names),
+            features=tuple(one for name in names for one in features if one.table == name),
+            coalesce=coalesce,
+            optimizer=kernel,
+            max_gradient=clips_at(kernel),
+            decays=decays,
+        )
 
 
 def _clipped_here(groups: Sequence[TableGroup]) -> Iterator[tuple[str, float]]:
