@@ -123,6 +123,37 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
 
 
 def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
+    """The schema as YAML, with what there is to say about it as comments."""
+    yield from _about_files(survey)
+    yield ""
+    used = [entry.column.name for entry in entries if entry.part != "out"]
+    if text := options_of_form(survey.read_as.form(survey.form, survey.files[0], used)):
+        yield f"text: {_flow(text)}  # how files that come later are read, too"
+    yield from _single(entries, "session", "session_id", "no session: if samples of one user share "
+                       "much, name its column, or several: [user, day]")  # fmt: skip
+    yield from _single(entries, "time", "timestamp", "no time: `--split-by time` needs one")
+    for entry in entries_of(entries, "time"):
+        if entry.column.seems != "times":
+            yield f"timestamp_unit: {entry.value}"
+    yield from _label_lines(entries)
+    for entry in entries_of(entries, "weight"):
+        yield from _doubts(entry)
+        yield f"sample_weight: {_flow(entry.column.name)}  # {_about(entry.column)}"
+    yield from _feature_lines(entries)
+    yield from _left_out(entries)
+    nulls = {
+        entry.column.name: "drop"
+        for entry in entries
+        if entry.part in ("session", "time", "weight") and entry.column.nulls
+    }
+    if nulls:
+        yield ""
+        yield "# doubt: rows without these are left out"
+        yield f"nulls: {_flow(nulls)}"
+
+
+def _about_files(survey: Survey) -> Iterator[str]:
+    """What was looked at, and what is doubtful of the files as a whole."""
     files, first = survey.files, survey.files[0]
     named = f"{first.path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     about = "" if survey.exact_rows else "about "
@@ -136,20 +167,10 @@ def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
         yield f"# doubt: {doubt}"
     if first.format == "text" and not first.header and first.names[0] == "column_1":
         yield "# doubt: the first line was taken for a row; `--names` gives the columns names"
-    yield ""
-    used = [entry.column.name for entry in entries if entry.part != "out"]
-    if text := options_of_form(survey.read_as.form(survey.form, first, used)):
-        yield f"text: {_flow(text)}  # how files that come later are read, too"
-    yield from _single(entries, "session", "session_id", "no session: if samples of one user share "
-                       "much, name its column, or several: [user, day]")  # fmt: skip
-    yield from _single(entries, "time", "timestamp", "no time: `--split-by time` needs one")
-    for entry in entries_of(entries, "time"):
-        if entry.column.seems != "times":
-            yield f"timestamp_unit: {entry.value}"
-    yield from _label_lines(entries)
-    for entry in entries_of(entries, "weight"):
-        yield from _doubts(entry)
-        yield f"sample_weight: {_flow(entry.column.name)}  # {_about(entry.column)}"
+
+
+def _feature_lines(entries: Sequence[ColumnEntry]) -> Iterator[str]:
+    """The keys `dense` and `sparse`."""
     plain = list(entries_of(entries, "dense"))
     if plain:
         yield "dense:"
@@ -163,21 +184,15 @@ def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
         for entry in sparse:
             yield from _doubts(entry, "  ")
             yield f"  - {_flow(entry.value)}  # {_about(entry.column)}"
+
+
+def _left_out(entries: Sequence[ColumnEntry]) -> Iterator[str]:
     out = list(entries_of(entries, "out"))
     if out:
         yield ""
         yield "# Left out:"
         for entry in out:
             yield f"# - {_flow(entry.column.name)}: {'; '.join(entry.doubts)}"
-    nulls = {
-        entry.column.name: "drop"
-        for entry in entries
-        if entry.part in ("session", "time", "weight") and entry.column.nulls
-    }
-    if nulls:
-        yield ""
-        yield "# doubt: rows without these are left out"
-        yield f"nulls: {_flow(nulls)}"
 
 
 def _single(entries: Sequence[ColumnEntry], part: Part, key: str, without: str) -> Iterator[str]:
