@@ -95,13 +95,8 @@ def measure_topology(
     work = gathering(group, device, BETWEEN)
     exchange: Exchange = dist.all_to_all_single
     if world > w and device.type == "cpu" and can_exchange_both_ways(group):
-        ways = (exchange, all_to_all_both_ways)
-        in_turns, at_once = (
-            _measured(group, timer, partial(_all_to_all, way), largest, work) for way in ways
-        )
-        both_ways = at_once.gbps > MUCH_FASTER * in_turns.gbps
-        exchange = ways[both_ways]
-        found |= {"both_ways": both_ways, "a2a_global": at_once if both_ways else in_turns}
+        exchange, link = _faster_exchange(group, timer, largest, work)
+        found |= {"both_ways": exchange is all_to_all_both_ways, "a2a_global": link}
     over, across_by = partial(_all_to_all, exchange), partial(_all_to_all_across, exchange, w)
     collectives: Mapping[str, tuple[ProcessGroup | None, Callable[..., None]]] = {
         "a2a_global": (group, over),
@@ -135,6 +130,18 @@ def measure_topology(
     found |= _links(found, world, w)
     stated = {name: value for name, value in vars(known).items() if value is not None}
     return Topology(**{**stated, **found, "device": device.type, "ranks_per_node": w})
+
+
+def _faster_exchange(
+    group: ProcessGroup, timer: Timer, largest: int, work: Callable[[], object]
+) -> tuple[Exchange, Link]:
+    """The faster way to exchange across nodes, in turns or both ways at once, and its link."""
+    ways: tuple[Exchange, Exchange] = (dist.all_to_all_single, all_to_all_both_ways)
+    in_turns, at_once = (
+        _measured(group, timer, partial(_all_to_all, way), largest, work) for way in ways
+    )
+    both_ways = at_once.gbps > MUCH_FASTER * in_turns.gbps
+    return ways[both_ways], at_once if both_ways else in_turns
 
 
 def least_device_memory(timer: Timer) -> float:

@@ -196,20 +196,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         on = torchrec_topology(topology, world_size, device)
         offered = self._row_wise.keys() & offers_row_wise(model, ranks.sharders, device)
         held = {name: self._row_wise[name] for name in sorted(offered)}
-        # These come last: the last pattern that fits counts.
-        wanted = {
-            **{name: one for name, one in self._config.constraints.items() if name not in held},
-            **held,
-        }
         others = self._row_wise.keys() - offered
         fused = fused_by_table(model, ranks.sharders) if self._data_parallel else {}
         # The dense optimizer may step the tables for which no other one is named.
         unnamed = [name for name, own in fused.items() if not own]
-        constraints = self._constrained(model, ranks, wanted, held, unnamed)
-        for name in others & constraints.keys():
-            # These leave their place, so they must not count when others are balanced.
-            inputs = constraints[name].pooling_factors
-            constraints[name].batch_sizes = [1] * len(inputs)
+        constraints = self._constraints_beside(held, others, model, ranks, unnamed)
         if not self._row_wise:  # a copy has those that its original found
             self._small = self._smaller_than_a_batch(model, ranks, constraints, unnamed)
         chosen = (
@@ -230,6 +221,27 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self._named = frozenset(fused.keys() - set(unnamed))
         self._plain = self._plain_kinds(model, ranks, on, fused, seen)
         return copied(plan)
+
+    def _constraints_beside(
+        self,
+        held: Mapping[str, TableConstraint],
+        others: Collection[str],
+        model: nn.Module,
+        ranks: _Ranks,
+        unnamed: Collection[str],
+    ) -> dict[str, ParameterConstraints]:
+        """The constraints of each table, where some are `held` row-wise by TorchRec's planner, and
+        `others` are made row-wise once it has planned."""
+        wanted = {
+            **{name: one for name, one in self._config.constraints.items() if name not in held},
+            **held,  # these come last: the last pattern that fits counts
+        }
+        constraints = self._constrained(model, ranks, wanted, held, unnamed)
+        for name in constraints.keys() & others:
+            # These leave their place, so they must not count when others are balanced.
+            inputs = constraints[name].pooling_factors
+            constraints[name].batch_sizes = [1] * len(inputs)
+        return constraints
 
     def _constrained(
         self,
