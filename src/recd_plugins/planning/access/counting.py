@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
-from recd_plugins.planning.access.forecast import FOLDS, FoldCounts, forecast
+from recd_plugins.planning.access.forecast import FOLDS, FoldCounts, Forecast, forecast
 
 __all__ = ["EXACT_ROWS", "Counter", "RowCounter", "RowSketch", "counters", "distribution"]
 
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 MOST_PAIRS = 1 << 25
 """The most pairs of a row and a fold that a counter keeps, 24 bytes each. Beyond that, folds are
@@ -161,34 +164,25 @@ class RowCounter:
         if len(ids):
             held = np.add.reduceat(holding, starts) / counts
         samples, batches, unseen = self.samples, int(self._batches.sum()), self.num_rows - len(ids)
-        p, share, uncertainty = each / samples, held / batches, None
-        rest = unseen_share = 0.0
+        rates = _Rates(each / samples, held / batches)
         if sample:
             found = forecast(self._folds(), lookups[starts], self.num_rows, in_order=in_order)
             if found is not None:
-                later, size = 1 - counted_share, samples / batches
-                p, rest = counted_share * p + later * found.p, later * found.unseen
-                share = counted_share * share + later * size * found.holding
-                unseen_share = later * size * found.unseen_holding
-                uncertainty = later * found.uncertainty
+                rates = rates.forecast(found, samples / batches, counted_share)
             elif unseen:
                 given = _discount(counts, each, unseen)
-                share *= 1 - given / each
-                p, rest = p - given / samples, given * len(ids) / samples
-                unseen_share = rest * samples / batches
+                rates = rates.discounted(given, each, len(ids), samples=samples, batches=batches)
         counts = np.append(counts, unseen)
-        p = falling(np.append(p, rest / max(unseen, 1)), counts)
-        share = np.append(share, unseen_share / max(unseen, 1))
-        # For a row in every batch, count half a batch as without it, or presence would be 1.
-        share = np.minimum(share, (batches - 0.5) / batches)
-        presence = -np.expm1(np.log1p(-share) * batches / samples)
+        p = falling(np.append(rates.p, rates.unseen / max(unseen, 1)), counts)
+        share = np.append(rates.share, rates.unseen_share / max(unseen, 1))
         always = np.append(held == batches, False)
-        presence = np.where(always, np.maximum(presence, np.minimum(p, 1.0)), presence)
+        presence = _presence(share, p, always, samples=samples, batches=batches)
         kept = len(counts) - (not unseen)
+        uncertainty = rates.uncertainty
         return RowDistribution.of(
             counts[:kept],
             p[:kept],
-            np.minimum(presence, 1.0)[:kept],
+            presence[:kept],
             ids=ids,
             uncertainty=None if uncertainty is None else uncertainty[:kept],
         )
@@ -221,6 +215,54 @@ def _summed(counted: Integers) -> Integers:
     starts = np.flatnonzero(np.diff(counted[0], prepend=-1))
     sums = np.add.reduceat(counted[1:], starts, axis=1) if len(starts) else counted[1:]
     return np.vstack([counted[:1, starts], sums])
+
+
+class _Rates(NamedTuple):
+    """What R classes of rows, each looked up alike, take of the samples and batches to come."""
+
+    p: Floats
+    """[R] lookups of a row per sample."""
+    share: Floats
+    """[R] the share of batches that hold a row."""
+    unseen: float = 0.0
+    """Lookups per sample of all rows together that were never looked up."""
+    unseen_share: float = 0.0
+    """The shares of batches that hold these rows, summed over them."""
+    uncertainty: Floats | None = None
+
+    def forecast(self, found: Forecast, batch_size: float, counted_share: float) -> _Rates:
+        """As forecast, but for the share of what is to come that is what was counted."""
+        later = 1 - counted_share
+        return _Rates(
+            p=counted_share * self.p + later * found.p,
+            share=counted_share * self.share + later * batch_size * found.holding,
+            unseen=later * found.unseen,
+            unseen_share=later * batch_size * found.unseen_holding,
+            uncertainty=later * found.uncertainty,
+        )
+
+    def discounted(
+        self, given: float, lookups: Floats, seen: int, *, samples: int, batches: int
+    ) -> _Rates:
+        """Each of the rows that were `seen`, with `lookups` [R], gives a part of a lookup to those
+        that were not."""
+        unseen = given * seen / samples
+        return _Rates(
+            p=self.p - given / samples,
+            share=self.share * (1 - given / lookups),
+            unseen=unseen,
+            unseen_share=unseen * samples / batches,
+        )
+
+
+def _presence(share: Floats, p: Floats, always: Bools, *, samples: int, batches: int) -> Floats:
+    """[R] q such that 1 - (1 - q)^B is the share of batches of B samples that hold a row, which is
+    looked up p times a sample; `always`: which rows are in every batch."""
+    # For a row in every batch, count half a batch as without it, or presence would be 1.
+    share = np.minimum(share, (batches - 0.5) / batches)
+    presence = -np.expm1(np.log1p(-share) * batches / samples)
+    presence = np.where(always, np.maximum(presence, np.minimum(p, 1.0)), presence)
+    return np.minimum(presence, 1.0)
 
 
 def _discount(counts: Integers, lookups: Floats, unseen: int) -> float:

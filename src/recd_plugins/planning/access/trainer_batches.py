@@ -48,18 +48,7 @@ def trainer_batches(
     If one rank cannot read its batches, all ranks end with an error; so they do if only some ranks
     were given batches.
     """
-    counting = ranks_where(group, batches is not None)
-    if counting and len(counting) < group.size():
-        raise DataError(
-            f"stack.plan: `batches` were given on {listed(counting, kind='rank')} of "
-            f"{group.size()} alone. Pass each rank its own; `[]`, where a rank has none to count."
-        )
-    profiled = ranks_where(group, profile is not None)
-    if profiled and 0 not in profiled:
-        raise DataError(
-            f"stack.plan: a `profile` was given on {listed(profiled, kind='rank')} of "
-            f"{group.size()} alone, but rank 0 plans. Pass it there, or on all."
-        )
+    profiled = _check_given(group, batches, profile)
     looks: list[Look] = []
     found = profile if isinstance(profile, Profile) else None
     if profiled and found is None and group.rank():
@@ -90,6 +79,26 @@ def trainer_batches(
             profile=found,
             batch_size=size or in_profile,
         )
+
+
+def _check_given(
+    group: ProcessGroup, batches: Iterable[Any] | None, profile: Profile | Path | str | None
+) -> list[int]:
+    """`DataError` on every rank where only some were given batches, or rank 0 lacks a profile that
+    others have; returns the ranks that have one."""
+    counting = ranks_where(group, batches is not None)
+    if counting and len(counting) < group.size():
+        raise DataError(
+            f"stack.plan: `batches` were given on {listed(counting, kind='rank')} of "
+            f"{group.size()} alone. Pass each rank its own; `[]`, where a rank has none to count."
+        )
+    profiled = ranks_where(group, profile is not None)
+    if profiled and 0 not in profiled:
+        raise DataError(
+            f"stack.plan: a `profile` was given on {listed(profiled, kind='rank')} of "
+            f"{group.size()} alone, but rank 0 plans. Pass it there, or on all."
+        )
+    return profiled
 
 
 def _called_here(features: FeaturesOf) -> FeaturesOf:
