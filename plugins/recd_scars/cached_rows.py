@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -38,8 +38,9 @@ def cached_rows(
     if config.home == "host" and config.size == "optimum" and prices.cluster.world_size == 1:
         return _none_on_one_rank(tables, prices)
     merged = MergedRows.of(tables)
-    reasons = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}"]
-    hot = merged.per_table(_taken(config, merged, memory, prices, reasons))
+    taken, why = _taken(config, merged, memory, prices)
+    reasons = [f"scars: size {config.size}, coalesce {config.coalesce}, k = {k:.3g}", *why]
+    hot = merged.per_table(taken)
     sizes = merged.sizes(hot, np.zeros_like(hot), dict.fromkeys(tables, config.coalesce))
     report = PlanReport(
         ledger=Ledger.of(tables, sizes, prices),
@@ -63,16 +64,15 @@ def _taken(
     merged: MergedRows,
     memory: DeviceMemory,
     prices: Prices,
-    reasons: list[str],
-) -> Integers:
-    """[R] rows of each run."""
+) -> tuple[Integers, Sequence[str]]:
+    """[R] rows of each run; and why, where that takes more words than the rule's."""
     if not merged.rows.lookups:
-        return np.zeros_like(merged.table)
+        return np.zeros_like(merged.table), ()
     if config.size == "budget":
-        return within(merged, _budget(config) / prices.k)
+        return within(merged, _budget(config) / prices.k), ()
     if config.size == "hit_rate":
-        return covering(merged, config.hit_rate or 0.0)
-    return _optimum(config, merged, memory, prices, reasons)
+        return covering(merged, config.hit_rate or 0.0), ()
+    return _optimum(config, merged, memory, prices)
 
 
 def _optimum(
@@ -80,10 +80,8 @@ def _optimum(
     merged: MergedRows,
     memory: DeviceMemory,
     prices: Prices,
-    reasons: list[str],
-) -> Integers:
-    """[R] the paper's |C|, without rows that cost more than they save here; adds what it took to
-    `reasons`."""
+) -> tuple[Integers, Sequence[str]]:
+    """[R] the paper's |C|, without rows that cost more than they save here; and what it took."""
     batch_size = prices.batch_size
     sample, whose = sample_bytes(config, merged)
     left = memory.capacity / GB
@@ -105,18 +103,18 @@ def _optimum(
     kept = found.taken
     if config.home != "mapped":
         kept = worth(merged, kept, prices, config.coalesce)
-    reasons.append(
+    reasons = [
         f"M = {memory.reason}: {left:.3g} GB; a = {sample:,.0f} bytes ({whose}); |C| = "
         f"{so_many(found.taken.sum(), 'row')}, beside which "
         f"{so_many(found.size.batch_size, 'sample')} fit (train.batch_size is {batch_size:,})"
-    )
+    ]
     dropped = found.taken.sum() - kept.sum()
     if dropped:
         reasons.append(
             f"{dropped:,} of these rows are not cached: to reduce their gradients over all "
             "ranks would take longer than to fetch them"
         )
-    return kept
+    return kept, reasons
 
 
 def sample_bytes(config: ScarsConfig, merged: MergedRows) -> tuple[float, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.api import Topology
-from recd_plugins.api.planning import GB, model_tables, state_bytes
+from recd_plugins.api.planning import GB, ModelTable, model_tables, state_bytes
 from recd_scars.uvm.kernel_bytes import row_wise_state
 
 if TYPE_CHECKING:
@@ -48,33 +48,41 @@ class DeviceMemory:
         on = topology.device or device
         gigabytes, whose = _memory(topology, on, memory_gb)
         kept = reserve if on == "cuda" and memory_gb is None else 0.0
-        tables = list(model_tables(model).values())
         share = 0.0
         if fused is not None:
-            for one in tables:
-                own = fused.get(one.name, {})
-                width = one.dim * one.element_bytes + state_bytes(own, one.dim)
-                if one.name in hosted:
-                    width = state_bytes(own, one.dim) if row_wise_state(own) else 0
+            for one in model_tables(model).values():
+                width = _row_bytes(one, fused.get(one.name, {}), hosted=one.name in hosted)
                 share += one.num_rows * width / world_size
-        from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-
-        collections = (EmbeddingBagCollection, EmbeddingCollection)
-        # Two tables may have one parameter, which the model has once.
-        embedded = {
-            id(parameter)
-            for module in model.modules()
-            if isinstance(module, collections)
-            for parameter in module.parameters()
-        }
-        others = (one.numel() for one in model.parameters() if id(one) not in embedded)
-        dense = 4 * DENSE_COPIES * sum(others)
+        dense = 4 * DENSE_COPIES * _dense_numbers(model)
         return cls(
             capacity=(1 - kept) * gigabytes * GB - share - dense,
             reason=f"{gigabytes:g} GB ({whose}) less "
             + (f"{kept:.0%} (sharding.reserve) and " if kept else "")
             + f"{(share + dense) / GB:.3g} GB of tables and dense parameters",
         )
+
+
+def _row_bytes(table: ModelTable, fused: Mapping[str, Any], *, hosted: bool) -> int:
+    """The bytes that a row, and the state of its optimizer, take on the device."""
+    state = state_bytes(fused, table.dim)
+    if hosted:
+        return state if row_wise_state(fused) else 0
+    return table.dim * table.element_bytes + state
+
+
+def _dense_numbers(model: nn.Module) -> int:
+    """The numbers of all parameters that are no tables."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    collections = (EmbeddingBagCollection, EmbeddingCollection)
+    # Two tables may have one parameter, which the model has once.
+    embedded = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, collections)
+        for parameter in module.parameters()
+    }
+    return sum(one.numel() for one in model.parameters() if id(one) not in embedded)
 
 
 def _memory(topology: Topology, device: str, memory_gb: float | None) -> tuple[float, str]:
