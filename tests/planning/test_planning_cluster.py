@@ -129,7 +129,7 @@ def test_a_topology_comes_back_from_its_file(tmp_path: Path) -> None:
     [
         ("- 1", "must hold a mapping"),
         ("a: [", "not valid YAML"),
-        ("a2a_global: {gbps: 0}", "a2a_global.gbps: must be > 0"),
+        ("a2a_global: {gbps: 0}", "a2a_global.gbps: must be >= 1e-10"),
         ("a2a_globl: {gbps: 1}", "unknown option 'a2a_globl'; did you mean 'a2a_global'"),
     ],
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
+from math import inf, nan
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.topology import PRESETS, Cluster, Link, Topology, load_topology
+from recd_plugins.registry import Registry
 from recd_plugins.storage.lock_file import LockFile, LockHeld
 
 
@@ -56,14 +59,50 @@ def test_a_topology_from_a_mapping() -> None:
         ({"device_memory_gb": 0}, "topology.device_memory_gb: must be > 0"),
         ({"host_memory_gb": -1}, "topology.host_memory_gb: must be > 0"),
         ({"host_memory_gb": 1e300}, r"topology.host_memory_gb: must be > 0 and <= 1e\+09, but is"),
-        ({"intra_node_gbps": 0}, "topology.intra_node_gbps: must be > 0"),
-        ({"inter_node_gbps": 0}, "topology.inter_node_gbps: must be > 0"),
+        ({"intra_node_gbps": 0}, "topology.intra_node_gbps: must be >= 1e-09 and <= 1e.09, but is"),
+        ({"inter_node_gbps": 0}, "topology.inter_node_gbps: must be >= 1e-09 and <= 1e.09, but is"),
+        ({"inter_node_gbps": -1}, "topology.inter_node_gbps: must be >= 1e-09"),
+        ({"inter_node_gbps": 1e-320}, "topology.inter_node_gbps: must be >= 1e-09"),
+        ({"inter_node_gbps": nan}, "topology.inter_node_gbps: must be >= 1e-09 .* but is nan"),
+        ({"inter_node_gbps": inf}, "topology.inter_node_gbps: must be >= 1e-09 .* but is inf"),
+        ({"gather_gbps": 1e-320}, "topology.gather_gbps: must be >= 1e-09"),
+        ({"unique_ns": 1e308}, r"topology.unique_ns: must be >= 0 and <= 1e\+12, but is"),
+        ({"op_us": -1}, "topology.op_us: must be >= 0"),
+        ({"crowded": 1e308}, r"topology.crowded: must be >= 1 and <= 1e\+06, but is"),
+        ({"a2a_global": {"gbps": 1e-320}}, "topology.a2a_global.gbps: must be >= 1e-10"),
+        (
+            {"ar_cross": {"gbps": 1, "latency_ms": 1e308}},
+            r"topology.ar_cross.latency_ms: must be >= 0 and <= 1e\+09",
+        ),
         ({"internode_gbps": 1}, "unknown option 'internode_gbps'; did you mean 'inter_node_gbps'"),
     ],
 )
 def test_what_no_cluster_has_is_refused(values: dict[str, object], says: str) -> None:
     with pytest.raises(RegistryError, match=says):
         parse(Topology, values, "topology")
+
+
+@pytest.mark.parametrize("gbps", [1e-9, 1e9])
+def test_prices_of_what_is_allowed_are_finite(gbps: float) -> None:
+    """The links that a cluster makes of two bandwidths are allowed, too."""
+    bandwidths = ("intra_node_gbps", "inter_node_gbps", "gather_gbps", "chunk_gbps")
+    times = ("unique_ns", "update_ns", "mapped_ns", "op_us")
+    figures = {"device": "cpu", **dict.fromkeys(bandwidths, gbps), **dict.fromkeys(times, 1e12)}
+    for ranks in (1, 2, 4, 1024):
+        stated = parse(Topology, {**figures, "ranks_per_node": min(ranks, 2)}, "topology")
+        cluster = Cluster.of(stated, ranks)
+        links = (cluster.a2a_global, cluster.a2a_intra, cluster.a2a_cross, cluster.ar_global)
+        found = [link.ms(1 << 40) for link in (*links, cluster.ar_cross)]
+        found.append(cluster.local_ms(1 << 40, 1e9, 1e9, 1 << 40, 1e9, 1e9))
+        found.append(cluster.once_a_node_ms(1 << 40))
+        assert np.isfinite(found).all()
+
+
+def test_a_figure_that_cannot_be_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text("plugins: []\ntopology:\n  ranks_per_node: 1\n  inter_node_gbps: 1e-40\n")
+    with pytest.raises(RegistryError, match=r"registry.yaml:4: topology.inter_node_gbps: must be"):
+        Registry.load(path)
 
 
 def test_a_measured_topology_is_saved_where_there_is_a_folder(tmp_path: Path) -> None:

@@ -33,14 +33,22 @@ __all__ = [
 GB = 1 << 30
 """Bytes of a GB, of memory and of bandwidth, as TorchRec counts them."""
 
+# A figure beyond these bounds is a slip of the pen, and prices made of it would be infinite or NaN.
+Gbps = Annotated[float, Range(ge=1e-9, le=1e9)]
+"""GB a second. A `Link` that is made of two of them may be ten times as slow or as fast."""
+OfOne = Annotated[float, Range(ge=0, le=1e12)]
+"""Nanoseconds or microseconds of one id, row or operation."""
+Times = Annotated[float, Range(ge=1, le=1e6)]
+"""How many times as long something takes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link(Config):
     """A collective as each rank sees it: latency_ms + payload / gbps."""
 
-    gbps: Annotated[float, Range(gt=0)]
+    gbps: Annotated[float, Range(ge=1e-10, le=1e10)]
     """GB of a rank's payload per second, what it keeps to itself included."""
-    latency_ms: Annotated[float, Range(ge=0)] = 0.0
+    latency_ms: Annotated[float, Range(ge=0, le=1e9)] = 0.0
     """Milliseconds of a call that carries next to nothing, amid a step's work: ranks come to it
     one after the other."""
 
@@ -64,9 +72,9 @@ class Topology(Config):
     """Memory of one accelerator for tables; by default TorchRec's (32 GB)."""
     host_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
     """Host memory of one rank for tables; by default TorchRec's (128 GB)."""
-    intra_node_gbps: Annotated[float, Range(gt=0)] | None = None
+    intra_node_gbps: Gbps | None = None
     """Bandwidth between two ranks of a node, GB/s; by default TorchRec's."""
-    inter_node_gbps: Annotated[float, Range(gt=0)] | None = None
+    inter_node_gbps: Gbps | None = None
     """Bandwidth between nodes per rank, GB/s; by default TorchRec's."""
     both_ways: bool | None = None
     """Whether exchanges between nodes have their two ways at once, where gloo has them in turns;
@@ -83,36 +91,36 @@ class Topology(Config):
     ar_cross: Link | None = None
     """All-reduce over the ranks of one place in each node, in all places at once; by default as
     the two bandwidths allow."""
-    gather_gbps: Annotated[float, Range(gt=0)] | None = None
+    gather_gbps: Gbps | None = None
     """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
-    chunk_gbps: Annotated[float, Range(gt=0)] | None = None
+    chunk_gbps: Gbps | None = None
     """Chunks of rows that operations read and write one after another, GB/s: so gradients of
     replicas are summed, and their rows stepped; by default as fast as gather_gbps."""
-    unique_ns: Annotated[float, Range(ge=0)] | None = None
+    unique_ns: OfOne | None = None
     """Nanoseconds to coalesce one id; by default not counted."""
-    update_ns: Annotated[float, Range(ge=0)] | None = None
+    update_ns: OfOne | None = None
     """Nanoseconds to apply the gradients of a row of a sequence, whose ids a job on a CPU looks up
     as bags of one; without `train.bags_of_one` fbgemm's kernel takes microseconds. By default, and
     on a GPU, its bytes alone count."""
-    marks_ns: Annotated[float, Range(ge=0)] | None = None
+    marks_ns: OfOne | None = None
     """Nanoseconds of the marks of a row that has replicas, touched or not: a rank makes, packs,
     counts up and searches them in every step; by default, and on a GPU, what 64 bytes of chunks
     take."""
-    mapped_ns: Annotated[float, Range(ge=0)] | None = None
+    mapped_ns: OfOne | None = None
     """Nanoseconds that each different row of a step takes longer in a mapped file than in memory:
     the disk reads and writes its page, and that of its optimizer state. `recd topology measure
     --mapped-folder` finds it; by default 20,000, as `python -m benchmarks.scars` found it on its
     disk."""
-    scattered: Annotated[float, Range(ge=1)] | None = None
+    scattered: Times | None = None
     """The time that a reduce-scatter and an all-gather of a payload take together, over an
     all-reduce of it: 1.5 with gloo, which reduces all of it on every rank; by default 1."""
-    op_us: Annotated[float, Range(ge=0)] | None = None
+    op_us: OfOne | None = None
     """Microseconds of an operation on some thousand ids, the Python around it included: tiers take
     hundreds of them a step; by default not counted."""
-    crowded: Annotated[float, Range(ge=1)] | None = None
+    crowded: Times | None = None
     """How many times as long a rank's own work takes while all ranks work as while the others wait:
     2 where four of them share two processors; by default 1."""
-    link_shared: Annotated[float, Range(ge=1)] | None = None
+    link_shared: Times | None = None
     """How many times as long an all-to-all between nodes takes while all ranks of a node are in it
     as while one of each is, with as many bytes a rank: 4 where four ranks share a node's link; by
     default 1, as where each has a link of its own."""
