@@ -101,6 +101,51 @@ def test_a_ranking_that_cannot_be_is_reported(change: Any, message: str) -> None
         proposes(hottest_rows=hottest_rows)
 
 
+def halved(rows: RowDistribution) -> None:
+    rows.p[:] = rows.p / 2
+
+
+def sorted_in_place(rows: RowDistribution) -> None:
+    rows.hottest(2).sort()
+
+
+def added(rows: RowDistribution) -> None:
+    counts = rows.counts
+    counts += 1
+
+
+@pytest.mark.parametrize("writes", [halved, sorted_in_place, added])
+def test_a_ranking_that_writes_to_the_counts_it_is_handed_is_reported(writes: Any) -> None:
+    def hottest_rows(self: Any, table: str, rows: RowDistribution, count: int) -> Any:
+        writes(rows)
+        return rows.hottest(count)
+
+    message = "`hottest_rows` writes to an array that is read-only .* a copy: `rows.p.copy"
+    with pytest.raises(DataError, match=f"^sharding: flexshard: tier plan: .*'t0'.*{message}"):
+        proposes(hottest_rows=hottest_rows)
+
+
+def test_another_error_of_a_ranking_stays_as_it_is() -> None:
+    def hottest_rows(self: Any, table: str, rows: RowDistribution, count: int) -> Any:
+        raise ValueError("no such table in my log")
+
+    with pytest.raises(ValueError, match="no such table in my log"):
+        proposes(hottest_rows=hottest_rows)
+
+
+def test_a_copy_may_be_written_and_leaves_the_counts_as_they_are() -> None:
+    counts = np.array([1, 2, 1])
+    p, ids = np.array([3.0, 2.0, 1.0]), np.array([3, 0, 2, 1])
+    rows = RowDistribution.of(counts, p, ids=ids)
+    handed = rows.read_only()
+    mine = handed.p.copy()
+    mine[:] = 0
+    assert handed.hottest(2).tolist() == [3, 0]
+    assert handed.coverage(1) == rows.coverage(1)
+    assert rows.p.tolist() == [3.0, 2.0, 1.0]
+    assert rows.p.flags.writeable
+
+
 def chosen(**changed: Any) -> Any:
     """A policy's `choose` with some of what it chose changed."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.errors import CapabilityError, DataError, nearest, so_many
+from recd_plugins.errors import CapabilityError, DataError, RecdError, nearest, so_many
 from recd_plugins.planning.access.distribution import RowDistribution, named_twice
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
@@ -106,7 +106,7 @@ class TablePlan:
         if hottest_rows is None:
             ids = rows.hottest(count)
         else:
-            ids = hottest_rows(table, rows, count)
+            ids = _named_by(hottest_rows, table, rows, count)
             _check_hottest(table, ids, count, rows.num_rows)
         return cls(
             table=table,
@@ -292,6 +292,21 @@ def shares_of_replicated(n_nodes: int, ranks_per_node: int) -> int:
     """The number of shares of the tier `replicated` in a node: each rank updates one of its own,
     but two ranks that are the whole world have one in common, which both update."""
     return 1 if (n_nodes, ranks_per_node) == (1, 2) else ranks_per_node
+
+
+def _named_by(hottest_rows: HottestRows, table: str, rows: RowDistribution, count: int) -> Rows:
+    """The rows that a policy names, by a distribution to which it cannot write: prices, reports and
+    other policies go by the same counts."""
+    try:
+        return hottest_rows(table, rows.read_only(), count)
+    except ValueError as error:
+        if isinstance(error, RecdError) or "read-only" not in str(error):
+            raise
+        raise DataError(
+            f"tier plan: of table {table!r} the {count:,} hottest rows were asked for, but "
+            f"`hottest_rows` writes to an array that is read-only ({error}), as those of the "
+            "distribution are that it is handed. Have it change a copy: `rows.p.copy()`."
+        ) from error
 
 
 def _check_hottest(table: str, ids: Rows, count: int, num_rows: int) -> None:

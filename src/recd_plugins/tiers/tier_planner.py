@@ -179,7 +179,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         By default those are the rows looked up most in the profile. A policy with another ranking,
         say by decayed or learned counts, overrides this: rank 0 calls it for each table in planning
         and at each move of the replicas, with the distribution of the batches counted last. Sizes
-        and the report go by that distribution, whichever rows it names.
+        and the report go by that distribution, whichever rows it names; its arrays are read-only.
         """
         return rows.hottest(count)
 

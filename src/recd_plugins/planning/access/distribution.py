@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -115,6 +115,16 @@ class RowDistribution:
         return cls(
             counts=rows, p=each, presence=chance, ids=ids, error=error, uncertainty=uncertainty
         )
+
+    def read_only(self) -> RowDistribution:
+        """The same distribution for code of others, to which its arrays refuse to be written."""
+        found = replace(self, checked=True)
+        for one in fields(found):
+            if isinstance(array := getattr(found, one.name), np.ndarray):
+                seen = array.view()
+                seen.flags.writeable = False
+                object.__setattr__(found, one.name, seen)
+        return found
 
     @cached_property
     def num_rows(self) -> int:
