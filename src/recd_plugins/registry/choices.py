@@ -73,6 +73,8 @@ class Choice:
     others: Choice | None = None
     """The planner of the other tables, if the record's planner stands in front of one (`in_front`);
     else None."""
+    source: Source | None = field(default=None, repr=False, compare=False)
+    """The registry that has it, whose lines messages name; None of one that is in no registry."""
 
     @property
     def free(self) -> tuple[str, ...]:
@@ -80,12 +82,37 @@ class Choice:
         return self.record.free if isinstance(self.record, DatasetRecord) else ()
 
     def build(self, context: Context) -> Any:
-        """Build the record; an error in the plugin's code names the plugin."""
+        """Build the record; an error in the plugin's code names the plugin, and the line of the
+        registry."""
         context = dataclasses.replace(context, where=self.where, name=self.record.name)
-        with self.named("when built"):
-            built = self.record.build(_unshared(self.config), context)
-        check_built(self.record.slot, built, self.who)
+        placed = dataclasses.replace(self, where=self._located(self.where))
+        with placed.named("when built"):
+            try:
+                built = self.record.build(_unshared(self.config), context)
+            except RegistryError as error:
+                raise self._refused(error) from error
+        check_built(self.record.slot, built, placed.who)
         return built
+
+    def _located(self, where: str) -> str:
+        """A path in registry.yaml with the line that has it, if the slot stands there."""
+        if self.source is None or _slot_of(where) not in self.source.values:
+            return where
+        return self.source.locate(where)
+
+    def _refused(self, error: RegistryError) -> RegistryError:
+        """A record's own error of its options, with their place: `build` names them as a config
+        does, or by their path in registry.yaml."""
+        where, message = error.where, error.message
+        if where:
+            whole = where if _slot_of(where) in KEYS else f"{self.where}.{where}"
+            return RegistryError(f"{self._located(whole)}: {message}")
+        if message.startswith(self.where):
+            return RegistryError(self._located(self.where) + message.removeprefix(self.where))
+        if _slot_of(message.partition(":")[0]) in KEYS:
+            return RegistryError(message)
+        whose = f"{self.record.slot} {self.record.name!r} of {self.provider}"
+        return RegistryError(f"{self._located(self.where)}: {whose}: {message}")
 
     def notices(self, built: object) -> list[Notice]:
         """The notices of what the record built; empty if it gives none."""
@@ -157,6 +184,11 @@ class Choice:
             return PluginError(who_raised(self.who, kind, f"in {by.place} {when}", what))
         whose = f"{self.who}, {when}: plugin {by.plugin!r}"
         return PluginError(who_raised(whose, kind, f"in {by.place}", what))
+
+
+def _slot_of(where: str) -> str:
+    """The key of registry.yaml with which a path begins."""
+    return re.split(r"[.\[]", where)[0]
 
 
 def _unshared(value: Any) -> Any:
@@ -317,6 +349,7 @@ def _checked(source: Source) -> Registry:
     if "cache" in choices:
         (cache,), (sharding,) = choices["cache"], choices["sharding"]
         choices["cache"] = (_before_sharding(cache, sharding, values),)
+    choices = {slot: tuple(_with_lines(one, source) for one in of) for slot, of in choices.items()}
     chosen = [choice for group in choices.values() for choice in group]
     every = [each for choice in chosen for each in _with_others(choice)]
     for choice in every:
@@ -444,7 +477,7 @@ def _check_level(
         if option_path(config, str(name)) or name in beside or not (name in KEYS or of_train):
             continue
         place = name if name in KEYS else f"train.{of_train}"
-        slot = re.split(r"[.\[]", where)[0]
+        slot = _slot_of(where)
         known = nearest("", {*type_hints(config), *beside})
         raise RegistryError(
             f"unknown option {shown(name)}; did you mean {place!r}, which stands beside {slot!r} "
@@ -481,6 +514,12 @@ def _before_sharding(cache: Choice, sharding: Choice, values: Mapping[str, Any])
             cache.others.where,
         )
     return cache
+
+
+def _with_lines(choice: Choice, source: Source) -> Choice:
+    """The choice, and those that it stands in front of, whose messages name lines."""
+    others = None if choice.others is None else _with_lines(choice.others, source)
+    return dataclasses.replace(choice, others=others, source=source)
 
 
 def _with_others(choice: Choice) -> Iterator[Choice]:
