@@ -423,6 +423,61 @@ def test_a_factory_that_is_not_called_and_norms_that_are_not_synchronised_are_to
     assert gloo_pool.run(trained_without_optimizer, "factory, synchronises") == [[], []]
 
 
+def trained_for(steps: int, reads: str, train: dict[str, Any]) -> list[str]:
+    """A trainer that reads registry.yaml before its steps, between them, or not at all."""
+    torch.set_num_threads(1)
+    stack = rp.load({"sharding": {"search": "greedy"}, "train": train})
+    model = Pages()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan, found = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(
+            model, device=torch.device("cpu"), plan=plan, sharders=found
+        )
+        with torch.no_grad():  # an evaluation is no step
+            for _ in range(3):
+                sharded(next(visits(0)).pages)
+        if reads == "before":
+            assert stack.registry.train.steps == steps
+        for _ in range(steps):
+            sharded(next(visits(0)).pages)
+            if reads == "between":
+                assert stack.registry.train.steps == steps
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+FOR_RECD_TRAIN = {
+    "steps": 5,
+    "batch_size": 4,
+    "ranks": 2,
+    "log_every": 2,
+    "retier_batches": 3,
+    "optimizer": {"dense": "sgd", "dense_lr": 0.5, "tables": "sgd", "tables_lr": 0.1},
+}
+
+
+def test_what_is_for_recd_train_alone_is_told_where_the_trainer_reads_nothing_of_it(
+    gloo_pool: GlooPool,
+) -> None:
+    """Of each that is written, once, in the third step; batches, ranks and tables go by theirs."""
+    first, others = gloo_pool.run(trained_for, 5, "nothing", FOR_RECD_TRAIN)
+    assert others == []
+    assert [one.partition(" is not used: ")[0] for one in first] == [
+        "train: retier_batches",
+        "train: steps, optimizer.dense, optimizer.dense_lr, log_every",
+    ]
+    assert first[1].endswith(
+        "it is for `recd train`, and this trainer reads nothing of it. Have the trainer go by "
+        "`stack.registry.train`, or write in it what is meant and take it out here."
+    )
+    only = {key: FOR_RECD_TRAIN[key] for key in ("batch_size", "ranks", "steps")}
+    assert gloo_pool.run(trained_for, 2, "nothing", only) == [[], []]
+    for reads in ("before", "between"):
+        assert gloo_pool.run(trained_for, 5, reads, only) == [[], []]
+    for_tables = {"optimizer": {"tables": "sgd", "tables_lr": 0.1}, "batch_size": 4}
+    assert gloo_pool.run(trained_for, 5, "nothing", for_tables) == [[], []]
+
+
 def used() -> list[list[str]]:
     """The warnings of a model that is planned twice, of replicas that move before the first batch,
     of a copy that was planned itself, of a copy that is trained beside the model, and of an

@@ -92,7 +92,7 @@ class Stack(LooksAtBatches):
     """The parts that a registry chose, each built once, when it is asked for."""
 
     def __init__(self, registry: Registry) -> None:
-        self.registry = registry
+        self._registry = registry
         self._planning = RegistryPlanner(registry, lambda: self._contexts, self.read)
         self.proposed: ShardingPlan | None = None
         """The last plan that `planned_for` made, for ranks that need not be there."""
@@ -110,11 +110,18 @@ class Stack(LooksAtBatches):
     @cached_property
     def _tables(self) -> RegistryTables:
         return RegistryTables(
-            self.registry,
+            self._registry,
             self._contexts,
             self._usage,
             lambda what: self.waiting(f"waiting for {what}"),
         )
+
+    @property
+    def registry(self) -> Registry:
+        """The checked registry. Who asks for it is taken to go by its `train` key: no notice says
+        then what of that is for `recd train` alone."""
+        self._usage.asked("train")
+        return self._registry
 
     def __getstate__(self) -> NoReturn:
         """Refuse copies and pickles, which would not know what this stack has built, and would not
@@ -127,21 +134,21 @@ class Stack(LooksAtBatches):
 
     @cached_property
     def _features(self) -> FeatureSteps:
-        return FeatureSteps(self.registry, self._contexts, self.prepare, self._usage.found)
+        return FeatureSteps(self._registry, self._contexts, self.prepare, self._usage.found)
 
     @cached_property
     def _loaders(self) -> Loaders:
         return Loaders(
-            self.registry, self._contexts, self._features, self._usage, lambda: self.schema
+            self._registry, self._contexts, self._features, self._usage, lambda: self.schema
         )
 
     @cached_property
     def _adaptation(self) -> Adaptation:
-        return Adaptation(self.registry, self._features, self._usage)
+        return Adaptation(self._registry, self._features, self._usage)
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
-        return resolve_device(self.registry.train.device)
+        return resolve_device(self._registry.train.device)
 
     def prepare(self, progress: Progress = silent) -> Tables:
         """The dataset as tables on disk, through every `etl` step; made once, then reused. Readers
@@ -169,7 +176,7 @@ class Stack(LooksAtBatches):
     ) -> Iterator[tuple[Choice, StatsReport]]:
         """The findings of each measure in any table, by the measures of `stats`, or by default all
         that plugins have."""
-        choices, left_out = self.registry.chosen_or_all("stats")
+        choices, left_out = self._registry.chosen_or_all("stats")
         if not choices:
             why = "; ".join(f"{one.what}: {one.why}" for one in left_out)
             raise RegistryError(
@@ -194,7 +201,7 @@ class Stack(LooksAtBatches):
         from recd_plugins.registry.program import TransformProgram
 
         self.check()
-        return TransformProgram.of(self.registry, self._features.there)
+        return TransformProgram.of(self._registry, self._features.there)
 
     def loader(
         self,
@@ -265,7 +272,7 @@ class Stack(LooksAtBatches):
         self._usage.asked("reader", "preprocess", "dedup", "order")
         self.check()
         batches = PeriodBatches(
-            self.registry,
+            self._registry,
             periods,
             self._features,
             self._usage,
@@ -293,7 +300,7 @@ class Stack(LooksAtBatches):
         """The forecast lookups of tables, from batches of the train split out of the shares of all
         `train.ranks`: `batches` of each, by default as many as it takes. `met` is called with how
         many were counted."""
-        ranks = BatchesOfRanks(self.read, self.registry.train.ranks)
+        ranks = BatchesOfRanks(self.read, self._registry.train.ranks)
         return count_sample(ranks, tables, most=batches, met=met).profile()
 
     @property
@@ -312,16 +319,18 @@ class Stack(LooksAtBatches):
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
         self._usage.asked("model", "pooling")
-        model: nn.Module = self.registry.one("model").build(self._contexts.of("model", self.schema))
+        model: nn.Module = self._registry.one("model").build(
+            self._contexts.of("model", self.schema)
+        )
         return model
 
     def optimizer(self) -> OptimizerFactory | None:
         """The factory of the dense parameters' optimizer; None where `train.optimizer` says it."""
         self._usage.asked("optimizer")
-        choices = self.registry.chosen("optimizer")
+        choices = self._registry.chosen("optimizer")
         if not choices:
             return None
-        written = self.registry.written("train", "optimizer")
+        written = self._registry.written("train", "optimizer")
         if twice := [name for name in written if name.startswith("dense")]:
             raise RegistryError(
                 f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both say how dense "
@@ -334,7 +343,7 @@ class Stack(LooksAtBatches):
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""
         self._usage.asked("callbacks")
-        choices = self.registry.chosen("callbacks")
+        choices = self._registry.chosen("callbacks")
         found = [(choice.build(self._contexts.of("callbacks")), choice) for choice in choices]
         for callback, choice in found:
             check_callback(callback, choice.where)
@@ -353,7 +362,7 @@ class Stack(LooksAtBatches):
 
     def check_planner(self) -> None:
         """Check what the registry's planner can do, which needs no table."""
-        if self.registry.train.retier_every:
+        if self._registry.train.retier_every:
             self.retiering_planner()
         if self._planning.choice.others is not None:
             self.planner()  # it says, when built, what it cannot stand in front of
@@ -361,15 +370,15 @@ class Stack(LooksAtBatches):
     def check_features(self) -> None:
         """Check features, before tables are written, by the schema that the dataset's options have,
         if any, and if no `etl` step changes it."""
-        schema = getattr(self.registry.one("dataset").config, "schema", None)
-        if not isinstance(schema, Schema) or self.registry.chosen("etl"):
+        schema = getattr(self._registry.one("dataset").config, "schema", None)
+        if not isinstance(schema, Schema) or self._registry.chosen("etl"):
             return
         tables = cast("Tables", SimpleNamespace(schema=schema))
-        FeatureSteps(self.registry, self._contexts, lambda: tables, lambda notices: None).check()
+        FeatureSteps(self._registry, self._contexts, lambda: tables, lambda notices: None).check()
 
     def check_topology(self, topology: Topology | None = None) -> None:
         """`CapabilityError` where tables would be placed on devices that training does not have."""
-        stated = (topology or self.registry.topology).device
+        stated = (topology or self._registry.topology).device
         if stated == "cuda" and self.device == "cpu":
             raise CapabilityError(
                 "topology.device: the topology is one of CUDA devices, but this job trains on the "
@@ -520,9 +529,9 @@ class Stack(LooksAtBatches):
         check_known(constraints or {})
         planning = self._planning
         planning.plan_for(model, sharders)
-        on = topology or self.registry.topology
+        on = topology or self._registry.topology
         planned = GroupPlanning(
-            self.registry,
+            self._registry,
             planning,
             self._features,
             self._usage,
@@ -551,7 +560,7 @@ class Stack(LooksAtBatches):
     def _check_weighed(self, model: nn.Module, *, own: bool) -> None:
         """Give a notice of transforms that give weights to ids where the model takes none."""
         bare = unweighed(model)
-        own = own or not self.registry.has_dataset
+        own = own or not self._registry.has_dataset
         for choice, names in self._features.weighing(looked_up(model), own=own):
             self._usage.unweighed(choice, [name for name in names if name in bare])
 
@@ -562,7 +571,9 @@ class Stack(LooksAtBatches):
     @property
     def _may_select(self) -> bool:
         """Whether the dataset can leave features out."""
-        return self.registry.has_dataset and hasattr(self.registry.one("dataset").config, "without")
+        return self._registry.has_dataset and hasattr(
+            self._registry.one("dataset").config, "without"
+        )
 
     @property
     def planned_by(self) -> str:
@@ -587,8 +598,8 @@ class Stack(LooksAtBatches):
         """
         self._usage.as_written(world_size)
         planning = self._planning
-        of_trainer = profile is not None and not self.registry.has_dataset
-        if self.registry.has_dataset:
+        of_trainer = profile is not None and not self._registry.has_dataset
+        if self._registry.has_dataset:
             planning.know(batches=lambda: BatchesOfRanks(self.read, world_size))
         if profile is not None:
             planning.know(profile=profile, data_parallel=of_trainer)
@@ -602,7 +613,7 @@ class Stack(LooksAtBatches):
         if not of_trainer:
             planning.train_by_registry()  # its ranks are those of `recd train`
         with planning.choice.named("when it proposed a plan"):
-            proposed = planner.propose(model, topology or self.registry.topology, world_size)
+            proposed = planner.propose(model, topology or self._registry.topology, world_size)
         check_is_plan(planning, proposed, "propose")
         self.proposed = proposed
         planning.planned = True
@@ -639,7 +650,7 @@ class Stack(LooksAtBatches):
             self._planning.take_sharders(check_sharders(mine, "stack.sharders"))
         planner, choice = self._planning.planner(), self._planning.choice
         sharders = self._planning.sharders_of_plan()
-        named = isinstance(planner, Tiered) or choice.record.slot in self.registry.source.values
+        named = isinstance(planner, Tiered) or choice.record.slot in self._registry.source.values
         if named and not self._planning.planned:
             self._usage.unused(
                 choice,
@@ -651,14 +662,14 @@ class Stack(LooksAtBatches):
         if self._features.groups:
             if not self._adaptation.explained:
                 self._usage.unused(
-                    self.registry.one("dedup"),
+                    self._registry.one("dedup"),
                     "the model is not adapted, so it takes no unique samples",
                     "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
                 )
             from recd_plugins.embedding.sharded import with_dedup
 
             sharders = with_dedup(sharders)
-        if self.registry.train.bags_of_one and self.device == "cpu":
+        if self._registry.train.bags_of_one and self.device == "cpu":
             from recd_plugins.embedding.bags_of_one import with_bags_of_one
 
             sharders = with_bags_of_one(sharders, self._exchanges.rows)
@@ -687,8 +698,8 @@ class Stack(LooksAtBatches):
                 "of dense gradients there are. Call `plan = stack.plan(model, ...)` first."
             )
         self._usage.asked("codecs.dense")
-        given = {**self.registry.train.codecs.of_wrapper, **options}
-        topology = self._exchanges.planned_on or self.registry.topology
+        given = {**self._registry.train.codecs.of_wrapper, **options}
+        topology = self._exchanges.planned_on or self._registry.topology
         return self._exchanges.data_parallel(topology, **given)
 
     @property
@@ -720,7 +731,7 @@ class Stack(LooksAtBatches):
     @cached_property
     def _contexts(self) -> Contexts:
         return Contexts(
-            registry=self.registry,
+            registry=self._registry,
             device=self.device,
             sharders=self._planning.sharders,
             known=lambda: self._planning.known,

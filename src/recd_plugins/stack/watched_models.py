@@ -38,6 +38,28 @@ ASKING = {
 }
 """What a trainer calls for what a slot builds."""
 
+OF_RECD_TRAIN = (
+    "steps",
+    "optimizer.dense",
+    "optimizer.dense_lr",
+    "optimizer.dense_options",
+    "log_every",
+    "eval_every",
+    "eval_batches",
+    "retier_batches",
+    "profile_steps",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "on_damaged",
+    "on_full",
+    "elastic",
+    "run",
+    "hang_after",
+    "threads",
+)
+"""The options of `train` by which `recd train` goes and no part of a stack: another trainer has to
+read them."""
+
 SURELY_TRAINS = 3
 """Forwards with gradients after which a model surely trains: one may only try it, or initialise
 lazy modules."""
@@ -161,6 +183,7 @@ class _Watch:
         self._usage.found(_divided_wrongly(module))
         self._watch_weights(module)
         self._usage.found(self._idle(module, unconverted=unconverted))
+        self._watch_train(module)
         if self._unique and converted:
             done: RemovableHandle
             done = module.register_forward_hook(lambda *_: self._after(module, done))
@@ -205,6 +228,33 @@ class _Watch:
             whole = {one.sharding_type for one in places.values()} == {"data_parallel"}
             if isinstance(part, ShardedModule) and not whole:
                 looking[part] = part.register_forward_pre_hook(look, with_kwargs=True)
+
+    def _watch_train(self, model: nn.Module) -> None:
+        """Look in a later step whether the trainer reads what `train` says for `recd train` alone:
+        it may do so only at the end of each."""
+        import torch
+
+        options = _of_recd_train(self._registry)
+        if not options:
+            return
+        trained = 0
+
+        def trains(module: nn.Module, *_: Any) -> None:
+            nonlocal trained
+            trained += module.training and torch.is_grad_enabled()
+            if trained != SURELY_TRAINS:
+                return
+            counting.remove()
+            if not self._usage.asks_for("train"):
+                notice = Unused(
+                    what=f"train: {', '.join(options)}",
+                    why="it is for `recd train`, and this trainer reads nothing of it",
+                    cure="Have the trainer go by `stack.registry.train`, or write in it what is "
+                    "meant and take it out here.",
+                )
+                self._usage.found([notice])
+
+        counting: RemovableHandle = model.register_forward_pre_hook(_Hook(trains))
 
     def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
         """Count the batches that the model is trained on, until the planner knows whether the model
@@ -311,12 +361,14 @@ class _Watch:
                     "registry.yaml.",
                 )
         for slot, asking in ASKING.items():
+            # Callbacks do nothing by being there.
+            also = ", and at each step the methods of what it returns" * (slot == "callbacks")
             for choice in self._registry.chosen(slot):
                 if not asks_for(slot) and slot in self._registry.source.values:
                     yield _unused(
                         choice,
                         f"this trainer asks for none: it never calls {asking}",
-                        f"Call it, or take `{slot}` out of registry.yaml.",
+                        f"Call it{also}, or take `{slot}` out of registry.yaml.",
                     )
 
 
@@ -339,6 +391,15 @@ class _Hook:
 
 def _look_at_nothing(*given: object) -> None:
     """What a hook does in another process."""
+
+
+def _of_recd_train(registry: Registry) -> list[str]:
+    """The options of `train` that registry.yaml has for `recd train` alone."""
+    train, optimizer = registry.written("train"), registry.written("train", "optimizer")
+    written = {*train, *(f"optimizer.{name}" for name in optimizer)}
+    if not registry.train.retier_every:
+        written.discard("retier_batches")  # idle in `recd train`, too
+    return [name for name in OF_RECD_TRAIN if name in written]
 
 
 def _divided_wrongly(model: nn.Module) -> Iterator[Notice]:
