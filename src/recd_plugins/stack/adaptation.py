@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from recd_plugins.errors import listed
@@ -13,6 +13,7 @@ from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
     from torch import nn
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.stack.checked_plan import PartsWithoutRows
 
@@ -26,6 +27,8 @@ class Adaptation:
         self._registry, self._features, self._usage = registry, features, usage
         self.explained = ""
         """What was done to the last model, and why; "" where none is adapted."""
+        self._has_sharders = False
+        """Whether the trainer has asked for sharders that take adapted collections."""
 
     def adapt(
         self,
@@ -73,3 +76,21 @@ class Adaptation:
             "take their features into `dedup.groups` together with those of larger ones.",
         )
         self._usage.found([missed])
+
+    def with_dedup(
+        self, sharders: Iterable[ModuleSharder[nn.Module]]
+    ) -> list[ModuleSharder[nn.Module]]:
+        """The sharders, and those of adapted collections, for the trainer."""
+        from recd_plugins.embedding.sharded import with_dedup
+
+        self._has_sharders = True
+        return with_dedup(sharders)
+
+    def refusing_others(self, plan: ShardingPlan, model: nn.Module) -> ShardingPlan:
+        """The plan of a model, which refuses sharders without those of adapted collections, if the
+        model has any."""
+        if not self.explained:
+            return plan
+        from recd_plugins.embedding.adapted_plan import AdaptedPlan
+
+        return AdaptedPlan.of(plan, model, lambda: self._has_sharders)

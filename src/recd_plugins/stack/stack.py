@@ -555,7 +555,7 @@ class Stack(LooksAtBatches):
         unique = self._features.groups if self._adaptation.explained else ()
         if plan.plan:  # of a model without tables the planner has said so
             self._watched.watch(model, planner, planning.choice, unique)
-        return plan
+        return self._adaptation.refusing_others(plan, model)
 
     def _check_weighed(self, model: nn.Module, *, own: bool) -> None:
         """Give a notice of transforms that give weights to ids where the model takes none."""
@@ -666,9 +666,7 @@ class Stack(LooksAtBatches):
                     "the model is not adapted, so it takes no unique samples",
                     "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
                 )
-            from recd_plugins.embedding.sharded import with_dedup
-
-            sharders = with_dedup(sharders)
+            sharders = self._adaptation.with_dedup(sharders)
         if self._registry.train.bags_of_one and self.device == "cpu":
             from recd_plugins.embedding.bags_of_one import with_bags_of_one
 
