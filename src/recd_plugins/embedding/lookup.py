@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Proxy
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.unexpanded import StandsFor, Unexpanded
-from recd_plugins.errors import DataError, nearest
+from recd_plugins.errors import CapabilityError, DataError, nearest
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.jagged import WeightedJagged, numels_of
 from recd_plugins.sparse.keyed import mark_of, marked
@@ -33,6 +34,13 @@ def rows_of(features: SparseFeatures | KeyedJaggedTensor, keys: Sequence[str]) -
     is added. There is one row at least, since TorchRec's modules fail on none. The rows of a hot
     batch keep its mark.
     """
+    if isinstance(features, Proxy):
+        raise CapabilityError(
+            "stack.adapt: a pipeline traces the model, as far as DistributedModelParallel has not "
+            "sharded it, and comes to a collection that takes unique samples: none can be traced. "
+            "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, with "
+            "`plan = stack.plan(model, ...)` of the model that stack.adapt returned."
+        )
     of = SparseFeatures.of(features)
     of.check_not_written()
     return marked(_rows_of(of, keys), mark_of(of.plain))

@@ -217,6 +217,11 @@ class Stack(LooksAtBatches):
         loader's state `at` is.
         """
         check_share(rank, world_size, split)
+        if not self._registry.has_dataset:
+            raise CapabilityError(
+                "stack.loader: registry.yaml has no `dataset` whose batches it could yield. Train "
+                "on a loader of your own, `stack.plan(model, batches=loader)`; or name a dataset."
+            )
         periods = self.periods
         if periods is not None and (split == "train" or at is not None):
             return self._of_periods(periods, rank, world_size, split, at)
@@ -428,6 +433,8 @@ class Stack(LooksAtBatches):
                 steps.look_at(batches, features)
         if not steps.groups:
             return model
+        if self._planning.planned and self._planning.model is model:
+            self._usage.adapted_late(self._registry.one("dedup"))
         self._adaptation.adapt(
             model,
             poolings,
@@ -736,13 +743,18 @@ class Stack(LooksAtBatches):
         )
 
 
-def _uncalled(*_: object) -> None:
-    """Refuse the method itself as a wrapper: DistributedModelParallel calls this on what it is
-    given."""
-    raise RegistryError(
-        "data_parallel_wrapper: is the method stack.data_parallel, which makes one. Write "
-        "`data_parallel_wrapper=stack.data_parallel()`."
-    )
+def _uncalled(option: str, method: str) -> Callable[..., NoReturn]:
+    """What refuses a method itself as an option of DistributedModelParallel, which calls this on
+    what it is given."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise RegistryError(
+            f"{option}: is the method stack.{method.partition('(')[0]}, which makes one. Write "
+            f"`{option}=stack.{method}`."
+        )
+
+    return refuse
 
 
-cast("Any", Stack.data_parallel).wrap = _uncalled
+cast("Any", Stack.data_parallel).wrap = _uncalled("data_parallel_wrapper", "data_parallel()")
+cast("Any", Stack.plan).get_plan_for_module = _uncalled("plan", "plan(model, batches=loader)")

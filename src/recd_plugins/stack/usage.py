@@ -262,6 +262,16 @@ class Usage:
                 )
             )
 
+    def adapted_late(self, dedup: Choice) -> None:
+        """A model is adapted to unique samples that has a plan already."""
+        self._give(
+            Missed(
+                what=dedup.what,
+                why="stack.adapt comes after stack.plan, so that the plan counts all samples",
+                cure="Write `model = stack.adapt(model)` before `plan = stack.plan(model, ...)`.",
+            )
+        )
+
     def planned_a_copy(self) -> None:
         """The model that was planned is gone, so nobody can watch the one that trains."""
         self._give(

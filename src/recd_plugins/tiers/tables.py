@@ -190,8 +190,9 @@ def _check_row_wise(
         if shardings[name].sharding_type != "row_wise":
             raise CapabilityError(
                 f"tiers: table {name!r} has a tier plan, but TorchRec's plan shards it "
-                f"{shardings[name].sharding_type}. Only row-wise tables have replicas: shard it "
-                "row_wise, or leave it out of the tier plan."
+                f"{shardings[name].sharding_type}. Only row-wise tables have replicas. Hand "
+                "DistributedModelParallel what stack.plan returned, `plan=plan`; in a plan of your "
+                "own, shard the table row_wise, or leave it out of the tier plan."
             )
         if shardings[name].compute_kernel == "dense":
             raise CapabilityError(

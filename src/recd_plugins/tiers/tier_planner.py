@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.errors import (
+    CapabilityError,
     DataError,
     PluginError,
     RecdError,
@@ -116,6 +117,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             options_in=self.options_in,
         )
         self.explanation = "No plan has been made yet."
+        self._has_planned = False
         self._held: tuple[str, ...] = ()
         """The tables that are row-wise in the last plan, whatever the planner behind would
         choose."""
@@ -205,6 +207,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
         self.found = self._found(model)
+        self._has_planned = True
         if self.found and not self.plan_path and self._profiles.counts(self.context):
             self._profiles.count(self.context, self.found, group)
         try:
@@ -226,6 +229,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
         self.found, self.every = self._found(model), frozenset(model_tables(model))
+        self._has_planned = True
         self.report = self._cluster = None
         self._notices, self._behind, self.mapped = [], self.others, ()
         self._leave_all()
@@ -372,6 +376,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
         Every rank calls it between the same batches; rows move once the next one is computed.
         """
+        if not self._has_planned:
+            raise CapabilityError(
+                f"{self.slot}: {self.name}: replicas were to move before there is a plan that has "
+                "any. Call `plan = stack.plan(model, ...)`, shard the model by it and by "
+                "stack.sharders(), and move replicas between two of its steps."
+            )
         if self.tier_plan is None or self._cluster is None:
             return
         self.tier_plan = from_rank_0(group, lambda: self.hotter(batches))

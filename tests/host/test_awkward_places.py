@@ -1,0 +1,128 @@
+"""Ladder: one rank. The lines of docs/own-trainer.md at awkward places in a trainer: each is
+answered by what to write."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_own_loader import Pages, visits
+from torch import nn
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingPlan
+
+import recd_plugins as rp
+from recd_plugins.errors import CapabilityError, RecdError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.testing.gloo import GlooPool
+
+CPU = torch.device("cpu")
+GREEDY = {"search": "greedy"}
+DEDUP: dict[str, Any] = {
+    "plugins": ["recd_dedup"],
+    "sharding": GREEDY,
+    "dedup": {"use": "exact", "groups": [["pages"]]},
+}
+
+
+def method_as_a_plan() -> str:
+    stack: Any = rp.load({"sharding": GREEDY})
+    with pytest.raises(RecdError) as raised:
+        DistributedModelParallel(nn.Linear(2, 1), device=CPU, plan=stack.plan, sharders=[])
+    return str(raised.value)
+
+
+def test_the_method_that_makes_a_plan_is_none(gloo_pool: GlooPool) -> None:
+    (said,) = gloo_pool.run(method_as_a_plan, world_size=1)
+    assert said == (
+        "plan: is the method stack.plan, which makes one. Write "
+        "`plan=stack.plan(model, batches=loader)`."
+    )
+
+
+def test_a_stack_without_a_dataset_yields_no_batches() -> None:
+    with pytest.raises(CapabilityError, match=r"^stack\.loader: registry\.yaml has no `dataset`"):
+        rp.load({"sharding": GREEDY}).loader(0, 2)
+
+
+def moved_before_a_plan() -> tuple[str, str]:
+    """Replicas that are to move before there are any."""
+    group = dist.group.WORLD
+    assert group is not None
+    registry = {"plugins": ["recd_flexshard"], "sharding": {"use": "flexshard"}}
+    stack = rp.load(registry)
+    batch: Any = next(visits(0))
+    with pytest.raises(CapabilityError) as raised:
+        stack.retiering_planner().retier([batch], group)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoticeWarning)  # on one rank nothing pays
+        stack.plan(Pages(), batches=[batch] * 2)
+    stack.retiering_planner().retier([batch], group)
+    return str(raised.value), stack.explain()
+
+
+def test_replicas_move_once_there_is_a_plan(gloo_pool: GlooPool) -> None:
+    ((said, explained),) = gloo_pool.run(moved_before_a_plan, world_size=1)
+    assert said.startswith("sharding: flexshard: replicas were to move before there is a plan")
+    assert "Call `plan = stack.plan(model, ...)`" in said
+    assert explained
+
+
+def adapted(when: str) -> list[str]:
+    """What is said where a model is adapted before its plan, or after it."""
+    stack, model = rp.load(DEDUP), Pages()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if when == "before":
+            stack.adapt(model)
+        plan = stack.plan(model)
+        if when == "after":
+            stack.adapt(model)
+        sharded = DistributedModelParallel(
+            model, device=CPU, plan=plan, sharders=stack.sharders(), init_data_parallel=False
+        )
+        sharded(features=stack.convert(next(visits(0)).pages))
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_a_model_that_is_adapted_after_its_plan_is_told(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(adapted, "before", world_size=1) == [[]]
+    ((said,),) = gloo_pool.run(adapted, "after", world_size=1)
+    assert said == (
+        "dedup: exact gains less than it could: stack.adapt comes after stack.plan, so that the "
+        "plan counts all samples. Write `model = stack.adapt(model)` before "
+        "`plan = stack.plan(model, ...)`."
+    )
+
+
+class OfBatches(nn.Module):
+    """Takes a batch of pages alone, as pipelines call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Pages()
+
+    def forward(self, batch: Any) -> Any:
+        return self.inner(batch), ()
+
+
+def traced_unsharded() -> str:
+    """An adapted model that DistributedModelParallel leaves as it is, in TorchRec's pipeline."""
+    model: Any = rp.load(DEDUP).adapt(OfBatches())
+    sharded = DistributedModelParallel(
+        model, device=CPU, plan=ShardingPlan({}), init_data_parallel=False
+    )
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+    pipeline: Any = TrainPipelineSparseDist(sharded, optimizer, CPU)
+    with pytest.raises(CapabilityError) as raised:
+        pipeline.progress(iter([next(visits(0)).pages]))
+    return str(raised.value)
+
+
+def test_an_adapted_model_that_nobody_shards_cannot_be_traced(gloo_pool: GlooPool) -> None:
+    (said,) = gloo_pool.run(traced_unsharded, world_size=1)
+    assert said.startswith("stack.adapt: a pipeline traces the model")
+    assert "sharders=stack.sharders())`, with `plan = stack.plan(model, ...)`" in said
