@@ -126,3 +126,32 @@ def test_an_adapted_model_that_nobody_shards_cannot_be_traced(gloo_pool: GlooPoo
     (said,) = gloo_pool.run(traced_unsharded, world_size=1)
     assert said.startswith("stack.adapt: a pipeline traces the model")
     assert "sharders=stack.sharders())`, with `plan = stack.plan(model, ...)`" in said
+
+
+def trained_without_a_plan(plans: bool, registry: dict[str, Any], steps: int) -> list[str]:
+    """An adapted model that trains, by a plan of the stack or as it is."""
+    stack = rp.load(registry)
+    model: Any = stack.adapt(Pages())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan, given = None, {}
+        if plans:
+            plan, given = stack.plan(model), {"sharders": stack.sharders()}
+        sharded = DistributedModelParallel(
+            model, device=CPU, plan=plan, init_data_parallel=False, **given
+        )
+        for _ in range(steps):
+            sharded(features=stack.convert(next(visits(0)).pages))
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_a_planner_that_no_adapted_model_asks_is_told(gloo_pool: GlooPool) -> None:
+    """Once it surely trains, and only where registry.yaml names a planner."""
+    ((said,),) = gloo_pool.run(trained_without_a_plan, False, DEDUP, 4, world_size=1)
+    assert said.startswith(
+        "sharding: torchrec is not used: this trainer asks for no plan: it never calls stack.plan. "
+        "Write `plan = stack.plan(model, batches=loader)` and `DistributedModelParallel(model, "
+    )
+    unnamed = {key: value for key, value in DEDUP.items() if key != "sharding"}
+    for plans, registry, steps in ((False, unnamed, 4), (False, DEDUP, 2), (True, DEDUP, 4)):
+        assert gloo_pool.run(trained_without_a_plan, plans, registry, steps, world_size=1) == [[]]

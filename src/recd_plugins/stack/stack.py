@@ -442,6 +442,8 @@ class Stack(LooksAtBatches):
             route=route,
             own_batches=batches is not None or steps.of_own_batches,
         )
+        planning = self._planning
+        self._watched.watch_unplanned(model, planning.choice, lambda: planning.planned)
         return model
 
     @cached_property

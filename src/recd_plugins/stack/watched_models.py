@@ -94,6 +94,33 @@ class WatchedModels:
         )
         self._watching[model], self._begin[model] = watch.begin(model), watch.begin
 
+    def watch_unplanned(
+        self, model: nn.Module, planning: Choice, has_plan: Callable[[], Any]
+    ) -> None:
+        """Look at a model that was adapted once it surely trains: by then the planner that
+        registry.yaml names should have been asked for a plan."""
+        if planning.record.slot not in self._registry.source.values:
+            return
+        trained = 0
+
+        def trains(module: nn.Module, *_: Any) -> None:
+            nonlocal trained
+            trained += _may_train(module)
+            if trained != SURELY_TRAINS:
+                return
+            watching.remove()
+            if not has_plan():
+                notice = _unused(
+                    planning,
+                    "this trainer asks for no plan: it never calls stack.plan",
+                    "Write `plan = stack.plan(model, batches=loader)` and "
+                    "`DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, or "
+                    f"take `{planning.record.slot}` out of registry.yaml.",
+                )
+                self._usage.found([notice])
+
+        watching: RemovableHandle = model.register_forward_pre_hook(_Hook(trains))
+
     def watched_sharders(
         self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ModuleSharder[nn.Module]]:
@@ -232,8 +259,6 @@ class _Watch:
     def _watch_train(self, model: nn.Module) -> None:
         """Look in a later step whether the trainer reads what `train` says for `recd train` alone:
         it may do so only at the end of each."""
-        import torch
-
         options = _of_recd_train(self._registry)
         if not options:
             return
@@ -241,7 +266,7 @@ class _Watch:
 
         def trains(module: nn.Module, *_: Any) -> None:
             nonlocal trained
-            trained += module.training and torch.is_grad_enabled()
+            trained += _may_train(module)
             if trained != SURELY_TRAINS:
                 return
             counting.remove()
@@ -387,6 +412,13 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[Callable[..., None]]]:
         return _Hook, (_look_at_nothing,)
+
+
+def _may_train(module: nn.Module) -> bool:
+    """Whether a forward of the module may be one of training."""
+    import torch
+
+    return module.training and torch.is_grad_enabled()
 
 
 def _look_at_nothing(*given: object) -> None:
