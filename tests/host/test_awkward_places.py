@@ -1,5 +1,5 @@
-"""Ladder: one rank. The lines of docs/own-trainer.md at awkward places in a trainer: each is
-answered by what to write."""
+"""Ladder: one or two ranks. The lines of docs/own-trainer.md, at awkward places in a trainer, are
+each answered by what to write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import torch.distributed as dist
 from test_own_loader import Pages, visits
 from torch import nn
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RecdError
@@ -155,3 +159,57 @@ def test_a_planner_that_no_adapted_model_asks_is_told(gloo_pool: GlooPool) -> No
     unnamed = {key: value for key, value in DEDUP.items() if key != "sharding"}
     for plans, registry, steps in ((False, unnamed, 4), (False, DEDUP, 2), (True, DEDUP, 4)):
         assert gloo_pool.run(trained_without_a_plan, plans, registry, steps, world_size=1) == [[]]
+
+
+class TwoCollections(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = bags("a"), bags("b")
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        found: torch.Tensor = self.first(features)["a"].sum() + self.second(features)["b"].sum()
+        return found
+
+
+def bags(name: str) -> EmbeddingBagCollection:
+    config = EmbeddingBagConfig(
+        name=f"t_{name}", embedding_dim=16, num_embeddings=40, feature_names=[name]
+    )
+    return EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+
+
+def by_its_plan(whose: str, names: bool) -> list[str]:
+    """What is said where DistributedModelParallel has the stack's plan, its own, or both."""
+    columns = {"*": {"sharding_types": ["column_wise"], "min_partition": 8}}
+    registry = {"sharding": {**GREEDY, "constraints": columns}} if names else {}
+    stack, model = rp.load(registry), TwoCollections()
+    ids = KeyedJaggedTensor(["a", "b"], torch.arange(8), lengths=torch.ones(8, dtype=torch.int64))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan: Any = stack.plan(model)
+        group = dist.group.WORLD
+        assert group is not None
+        own = EmbeddingShardingPlanner(topology=Topology(2, "cpu"))
+        if whose == "DistributedModelParallel's":
+            plan = own.collective_plan(model, stack.sharders(), group)
+        elif whose == "in part the trainer's":
+            mine = own.collective_plan(model, stack.sharders(), group)
+            plan = ShardingPlan({**plan.plan, "first": mine.plan["first"]})
+        sharded = DistributedModelParallel(
+            model, device=CPU, plan=plan, sharders=stack.sharders(), init_data_parallel=False
+        )
+        sharded(ids)
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_a_plan_that_nobody_carries_out_is_told(gloo_pool: GlooPool) -> None:
+    said, nothing = gloo_pool.run(by_its_plan, "DistributedModelParallel's", True)
+    assert nothing == []
+    assert said == [
+        "sharding: torchrec is not used: the model was sharded by another plan, which has table "
+        "t_a data_parallel in place of column_wise, table t_b data_parallel in place of "
+        "column_wise. Hand DistributedModelParallel what stack.plan returned: `plan=plan`."
+    ]
+    assert gloo_pool.run(by_its_plan, "DistributedModelParallel's", False) == [[], []]
+    assert gloo_pool.run(by_its_plan, "in part the trainer's", True) == [[], []]
+    assert gloo_pool.run(by_its_plan, "the stack's", True) == [[], []]

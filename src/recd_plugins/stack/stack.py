@@ -563,7 +563,7 @@ class Stack(LooksAtBatches):
         self._check_weighed(model, own=batches is not None or profile is not None)
         unique = self._features.groups if self._adaptation.explained else ()
         if plan.plan:  # of a model without tables the planner has said so
-            self._watched.watch(model, planner, planning.choice, unique)
+            self._watched.watch(model, plan, planner, planning.choice, unique)
         return self._adaptation.refusing_others(plan, model)
 
     def _check_weighed(self, model: nn.Module, *, own: bool) -> None:

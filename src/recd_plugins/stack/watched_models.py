@@ -18,7 +18,7 @@ from recd_plugins.tiers.tier_planner import TierPlanner
 if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
-    from torchrec.distributed.types import ModuleSharder
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.slots import Planner
     from recd_plugins.sparse.groups import Groups
@@ -77,9 +77,14 @@ class WatchedModels:
         """For a planned model, the function that hooks a module which takes its place."""
 
     def watch(
-        self, model: nn.Module, planner: Planner, planning: Choice, unique: Groups = ()
+        self,
+        model: nn.Module,
+        plan: ShardingPlan,
+        planner: Planner,
+        planning: Choice,
+        unique: Groups = (),
     ) -> None:
-        """Look at a model that was planned, which is adapted to the groups of `unique`, once its
+        """Look at a model that has a plan, and is adapted to the groups of `unique`, once its
         sharded module trains."""
         for earlier in self._watching.pop(model, ()):
             earlier.remove()
@@ -88,6 +93,7 @@ class WatchedModels:
             self._usage,
             self._watching,
             model=model,
+            plan=plan,
             planner=planner,
             planning=planning,
             unique=unique,
@@ -145,13 +151,14 @@ class _Watch:
         watched: Container[nn.Module],
         *,
         model: nn.Module,
+        plan: ShardingPlan,
         planner: Planner,
         planning: Choice,
         unique: Groups,
     ) -> None:
         """`watched` are the models that were planned themselves."""
         self._registry, self._usage, self._watched = registry, usage, watched
-        self._planned = ref(model)
+        self._planned, self._plan = ref(model), plan
         self._planner, self._planning, self._unique = planner, planning, unique
         self._tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
         self._looked = False
@@ -192,7 +199,8 @@ class _Watch:
                 "the model trains unsharded: its plan knows modules by their paths in what "
                 "stack.plan was given, and DistributedModelParallel finds none there",
                 "Hand stack.plan what DistributedModelParallel is handed, with the module "
-                "around the model, if there is one.",
+                "around the model, if there is one. Where nothing shards the model, write "
+                "`DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`.",
             )
 
     def _end(self) -> None:
@@ -301,7 +309,7 @@ class _Watch:
 
     def _idle(self, model: nn.Module, *, unconverted: bool) -> Iterator[Notice]:
         """Notices of what a trainer leaves unused whose model is about to train."""
-        yield from self._shards_without_tiers()
+        yield from self._shards_otherwise(model)
         if isinstance(self._planner, OrdersBatches) and not self._usage.asks_for("order"):
             yield from self._planner.unordered()
         if unconverted and not self._usage.asks_for("dedup"):
@@ -315,20 +323,28 @@ class _Watch:
         yield from self._leaves_settings(model)
         yield from self._never_calls()
 
-    def _shards_without_tiers(self) -> Iterator[Notice]:
-        """A notice of planned tables that no tiers stand in front of."""
-        planner, tier_plan = self._planner, self._tier_plan
-        if tier_plan is None or not isinstance(planner, TierPlanner):
-            return
-        if bare := planner.without_tiers(tier_plan):
+    def _shards_otherwise(self, model: nn.Module) -> Iterator[Notice]:
+        """A notice of planned tables that no tiers stand in front of, or that are sharded by
+        another plan."""
+        planner, planning, tier_plan = self._planner, self._planning, self._tier_plan
+        tiered = isinstance(planner, TierPlanner) and planner
+        if tiered and tier_plan is not None and (bare := tiered.without_tiers(tier_plan)):
             every = len(bare) == len(tier_plan.tables)
             of_some = f"no tiers are in front of {listed(bare, kind='table')}"
             left = "no table has its tiers" if every else of_some
             yield _unused(
-                self._planning,
+                planning,
                 f"the model was sharded without its sharders, or by another plan, so that {left}",
                 "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
                 "before stack.plan is given another model.",
+            )
+        elif planning.record.slot in self._registry.source.values and (
+            others := _sharded_otherwise(model, self._plan)
+        ):
+            yield _unused(
+                planning,
+                f"the model was sharded by another plan, which has {listed(others)}",
+                "Hand DistributedModelParallel what stack.plan returned: `plan=plan`.",
             )
 
     def _moves_no_replicas(self) -> Iterator[Notice]:
@@ -432,6 +448,28 @@ def _of_recd_train(registry: Registry) -> list[str]:
     if not registry.train.retier_every:
         written.discard("retier_batches")  # idle in `recd train`, too
     return [name for name in OF_RECD_TRAIN if name in written]
+
+
+def _sharded_otherwise(model: nn.Module, plan: ShardingPlan) -> list[str]:
+    """The tables that are not sharded as their plan says, in words; none where any collection is:
+    a trainer may place some by itself."""
+    found = []
+    for path, module in model.named_modules():
+        if path not in plan.plan:
+            continue
+        planned: Any = plan.plan[path]
+        placed: dict[str, Any] = {}
+        for part in (module, *getattr(module, "parts", ())):
+            placed.update(getattr(part, "module_sharding_plan", None) or {})
+        others = [
+            f"table {name} {one.sharding_type} in place of {planned[name].sharding_type}"
+            for name, one in placed.items()
+            if name in planned and one.sharding_type != planned[name].sharding_type
+        ]
+        if placed and not others:
+            return []
+        found += others
+    return found
 
 
 def _divided_wrongly(model: nn.Module) -> Iterator[Notice]:
