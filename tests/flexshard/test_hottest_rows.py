@@ -74,13 +74,15 @@ def test_a_decayed_ranking_is_slower_to_forget_in_planning_and_in_retiering(
     assert set(kept) != set(moved)
 
 
-def proposes(**parts: Any) -> None:
-    """Have a policy with these parts of its own propose a plan."""
+def proposes(**parts: Any) -> FlexShardPlanner:
+    """A policy with these parts of its own, which has proposed a plan."""
     behind = in_front(context(), {"search": "greedy"})
     made = type("Own", (FlexShardPlanner,), parts)(
         FlexShardConfig(goal="min_communication"), behind
     )
     made.propose(Histories(), dataclasses.replace(SLOW), 4)
+    assert isinstance(made, FlexShardPlanner)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,14 @@ def test_a_copy_may_be_written_and_leaves_the_counts_as_they_are() -> None:
     assert handed.coverage(1) == rows.coverage(1)
     assert rows.p.tolist() == [3.0, 2.0, 1.0]
     assert rows.p.flags.writeable
+
+
+def test_replicas_move_by_batches_and_not_by_one() -> None:
+    batch: Any = object()
+    with pytest.raises(
+        DataError, match=r"^sharding: flexshard: .* is a object, .*retier\(\[batch\],"
+    ):
+        proposes().hotter(batch)
 
 
 def chosen(**changed: Any) -> Any:

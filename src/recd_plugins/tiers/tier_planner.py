@@ -19,6 +19,7 @@ from recd_plugins.errors import (
     DataError,
     PluginError,
     RecdError,
+    called,
     check_made,
     listed,
     nearest,
@@ -405,6 +406,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def hotter(self, batches: Iterable[Any]) -> TierPlan:
         """The last plan with the rows that are hot in these batches."""
         assert self.tier_plan is not None  # `retier` asked
+        if not isinstance(batches, Iterable):
+            raise DataError(
+                f"{self.slot}: {self.name}: `batches`, by which replicas were to move, is "
+                f"{called(batches)}, where it must be an iterable of batches: `retier([batch], "
+                "group)`."
+            )
         plans = self.tier_plan.tables
         counted = {name: self.found[name].counted for name in plans}
         self.profile = profile_batches(batches, counted, features=self.context.features)
