@@ -360,6 +360,7 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert len(left) == 2
     assert "the model was sharded without its sharders" in left[0]
     assert "callbacks[0]: mixed_precision is not used" in left[1]
+    assert "Call it, and at each step the methods of what it returns, or take" in left[1]
     assert [one.partition(" is not used: ")[0] for one in raw] == ["dedup: exact"]
     assert "the model is not adapted" in raw[0]
     assert [one.partition(" is not used: ")[0] for one in plain] == [
