@@ -203,7 +203,7 @@ class OpenedFile(pq.ParquetFile):
         """Columns of the file: lists by kernels of our own where these can, and the others by
         Arrow at the same time."""
         read = partial(super().read_row_group, i, use_threads=use_threads, **options)
-        schema = self.schema_arrow
+        schema = self._schema
         if self._fetched is None or columns is None or not {*columns} <= {*schema.names}:
             return read(columns)
         from recd_plugins.data.parquet_lists import decode_lists, list_columns  # numba: a second
@@ -223,6 +223,11 @@ class OpenedFile(pq.ParquetFile):
         wanted = dict.fromkeys(columns)
         described = pa.schema(map(schema.field, wanted), schema.metadata)
         return pa.Table.from_arrays([found[name] for name in wanted], schema=described)
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """`schema_arrow`, which pyarrow makes anew each time."""
+        return self.schema_arrow
 
     def longer(self, column: str) -> float:
         """How many ids a column has, divided by those in the file, which leaves out lists."""
