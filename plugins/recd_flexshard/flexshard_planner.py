@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from recd_flexshard.config import BUDGETED, FlexShardConfig
 from recd_flexshard.policy.goals import choose, frontier
 from recd_flexshard.policy.search import PlanSearch
-from recd_plugins.api import Context, Topology, Unused, fitting
+from recd_plugins.api import Context, Notice, Topology, Unused, fitting
 from recd_plugins.api.planning import (
     AS_TORCHREC,
     GB,
@@ -138,6 +138,25 @@ class FlexShardPlanner(TierPlanner):
         forced = config.goal != "auto"
         reason = "\n".join(report.lines())
         return ChosenSizes(sizes=sizes, report=report, reason=reason, forced=forced)
+
+    def notices(self) -> Sequence[Notice]:
+        return [*super().notices(), *self._idle_tiers()]
+
+    def _idle_tiers(self) -> list[Unused]:
+        """The notice of `tiers: 2` where the third tier would be no other."""
+        if self._config.tiers != 2 or self.report is None:
+            return []
+        cluster = self.report.ledger.prices.cluster
+        if cluster.n_nodes > 1 and cluster.ranks_per_node > 1:
+            return []
+        where = "one node" if cluster.n_nodes == 1 else "nodes of one rank"
+        return [
+            Unused(
+                what="sharding: tiers",
+                why="`tiers: 2` leaves out copies per node, and there are none on " + where,
+                cure="Take tiers out, or train on several nodes of several ranks.",
+            )
+        ]
 
     @property
     def _coalesce(self) -> Coalesce:

@@ -22,6 +22,8 @@ from recd_plugins.api import (
     Config,
     Context,
     DataError,
+    GivesNotices,
+    Notice,
     Range,
     RegistryError,
     check_patterns,
@@ -55,13 +57,13 @@ CLICK = Label(name="label")
 """The label of a model that is given no labels."""
 
 
-class ClickModel(nn.Module):
+class ClickModel(nn.Module, GivesNotices):
     """Any `net(dense, features) -> outputs [B] or [B, T]`, one for each of T labels, with its loss.
 
     The loss is the sum of the labels' losses, each times its label's weight. A schema without dense
     features has nothing for a bottom MLP to read; with `constant` the net gets a column of ones, so
     that the MLP becomes a learned vector. `places` are the positions of the batch's floats that the
-    net gets, by default all.
+    net gets, by default all. `found` are the notices of its options.
     """
 
     places: Tensor | None
@@ -73,6 +75,7 @@ class ClickModel(nn.Module):
         constant: bool,
         labels: Sequence[Label] = (CLICK,),
         places: Sequence[int] | None = None,
+        found: Sequence[Notice] = (),
     ) -> None:
         super().__init__()
         self.net = net
@@ -80,6 +83,10 @@ class ClickModel(nn.Module):
         self.register_buffer("places", chosen, persistent=False)
         self.constant = constant
         self.labels = tuple(labels)
+        self._found = tuple(found)
+
+    def notices(self) -> Sequence[Notice]:
+        return self._found
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
         """The loss, then (loss, outputs, labels, weights [B]), detached.
@@ -260,9 +267,11 @@ def build_dlrm(config: DlrmConfig, context: Context) -> nn.Module:
     return click_model(net, schema, context)
 
 
-def click_model(net: nn.Module, schema: Schema, context: Context) -> ClickModel:
+def click_model(
+    net: nn.Module, schema: Schema, context: Context, found: Sequence[Notice] = ()
+) -> ClickModel:
     """A net for the columns in `schema`, which are some of the context's, with the loss of its
-    labels."""
+    labels, and the notices `found` of its options."""
     whole = context.require_schema()
     widths = [whole.width(name) or 1 for name in whole.dense]
     names = [name for name, width in zip(whole.dense, widths, strict=True) for _ in range(width)]
@@ -272,6 +281,7 @@ def click_model(net: nn.Module, schema: Schema, context: Context) -> ClickModel:
         constant=not schema.dense,
         labels=schema.targets,
         places=None if schema.dense == whole.dense else places,
+        found=found,
     )
 
 

@@ -23,6 +23,7 @@ from recd_plugins.api import (
     Context,
     PoolingFactory,
     RegistryError,
+    Unused,
     check_patterns,
     matching,
     nearest,
@@ -252,4 +253,20 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
         bottom=config.bottom_layers,
         top=top_layers(config, schema),
     )
-    return click_model(net, schema, context)
+    idle = [one for one in pooled if one.feature in config.query and _takes_no_query(one.pooling)]
+    return click_model(net, schema, context, [_unasked(one) for one in idle])
+
+
+def _takes_no_query(pooling: nn.Module) -> bool:
+    """Whether a pooling says that it ignores its query."""
+    return getattr(pooling, "needs_query", None) is False
+
+
+def _unasked(pooled: Pooled) -> Unused:
+    """The notice of a query that no pooling takes."""
+    return Unused(
+        what=f"model: query.{pooled.feature}",
+        why=f"its vector is a query for the pooling of {pooled.feature!r}, and "
+        f"{type(pooled.pooling).__name__} takes none",
+        cure=f"Choose one that does, as `pooling.{pooled.feature}.use: attention`, or take it out.",
+    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import atexit
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from recd_dsi.service.addresses import host_and_port
-from recd_plugins.api import Config, Context, Loader, Range, RegistryError
+from recd_plugins.api import Config, Context, GivesNotices, Loader, Notice, Range, RegistryError
 from recd_plugins.api.data import Split, Table
 from recd_plugins.api.reading import (
     Delivery,
@@ -67,7 +67,7 @@ class ServiceReaderConfig(Config):
     streams: Annotated[int | None, Range(ge=1)] = None
     """As the local reader's: equal streams are the same batches."""
     pin_memory: bool | None = None
-    """Batches in pinned memory; by default on CUDA."""
+    """As the local reader's."""
     prefetch_mib: Annotated[int, Range(ge=1)] = 64
     """Batches that wait in the rank, in MiB."""
     shared_memory_mib: Annotated[int, Range(ge=0)] = 64
@@ -157,7 +157,7 @@ class ServiceReaderConfig(Config):
         return self.backend == "local" and self.coordinator is None
 
 
-class ServiceReader:
+class ServiceReader(GivesNotices):
     """Opens loaders whose batches workers make; a `Reader`."""
 
     def __init__(
@@ -165,11 +165,12 @@ class ServiceReader:
         config: ServiceReaderConfig,
         *,
         local: LocalReader,
-        pin_memory: bool,
         delivery: Callable[[], Delivery] | None,
     ) -> None:
-        self._config, self._local = config, local
-        self._pin_memory, self._delivery = pin_memory, delivery
+        self._config, self._local, self._delivery = config, local, delivery
+
+    def notices(self) -> Sequence[Notice]:
+        return self._local.notices()
 
     def loader(
         self,
@@ -217,7 +218,7 @@ class ServiceReader:
                 hedge=config.hedge,
                 deadline=config.deadline,
                 patience=config.patience,
-                pin_memory=self._pin_memory,
+                pin_memory=self._local.pins,
                 shared_bytes=config.shared_memory_mib * MIB,
             ),
             fall_back=config.when_none_answers == "read",
@@ -235,12 +236,11 @@ def build_service_reader(config: ServiceReaderConfig, context: Context) -> Servi
         sessions=config.sessions,
         tail=config.tail,
         streams=config.streams,
-        pin_memory=pin_memory,
+        pin_memory=config.pin_memory,
     )
     return ServiceReader(
         config,
         local=LocalReader(local, seed=context.seed, pin_memory=pin_memory),
-        pin_memory=pin_memory,
         delivery=context.delivery,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
 from recd_plugins.data.read_log import note_reading
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError, so_many
+from recd_plugins.notices import GivesNotices, Notice, Unused
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -52,7 +53,8 @@ class LocalReaderConfig(Config):
     """Load the next window in threads while this one is used: one thread decodes it, the other
     gathers its rows, and the first then starts on the following window if the trainer waits."""
     pin_memory: bool | None = None
-    """Batches in pinned memory; by default on CUDA."""
+    """Batches in pinned memory, where torch sees a CUDA device; by default if the job trains on
+    it."""
     read_log: Path | None = None
     """A file to which each job adds a line with the columns of the train split that it reads. Jobs
     may share it; `recd data rewrite --read-log` lays tables out by it."""
@@ -79,13 +81,25 @@ class LocalReaderConfig(Config):
         return max(1, self.workers)
 
 
-class LocalReader:
+class LocalReader(GivesNotices):
     """Opens loaders on a table; a `slots.Reader`."""
 
     def __init__(self, config: LocalReaderConfig, *, seed: int, pin_memory: bool) -> None:
         self._config = config
         self._seed = seed
-        self._pin_memory = pin_memory
+        self.pins = pin_memory and _sees_cuda()
+        """Whether batches come in pinned memory."""
+
+    def notices(self) -> Sequence[Notice]:
+        if self.pins or not self._config.pin_memory:
+            return ()
+        return [
+            Unused(
+                what="reader: pin_memory",
+                why="memory is pinned for copies to a CUDA device, and torch sees none here",
+                cure="Take it out: batches are pinned by default where the job trains on CUDA.",
+            )
+        ]
 
     def loader(
         self,
@@ -182,6 +196,12 @@ def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) ->
             f"each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set reader.tail "
             "to pad."
         )
+
+
+def _sees_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalReader:

@@ -13,18 +13,20 @@ from typing import Annotated, Any, TypeVar
 import pyarrow as pa
 
 from recd_plugins.config import Config, Range
+from recd_plugins.data.conform.keys import are_times
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.expression import expression
 from recd_plugins.data.files import FileFacts, found_files, named_by, place_of
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.parquet_file import arrow_schema, footer_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
 from recd_plugins.errors import RegistryError, so_many
-from recd_plugins.notices import GivesNotices, NotHeldOut, Notice, NoticeWarning
+from recd_plugins.notices import GivesNotices, NotHeldOut, Notice, NoticeWarning, Unused
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
 
@@ -140,6 +142,30 @@ class ParquetTables(Dataset, GivesNotices):
         return Tables(train=self._open("train"), test=self._open("test"))
 
     def notices(self) -> list[Notice]:
+        return [*self._trained_on(), *self._idle_unit()]
+
+    def _idle_unit(self) -> list[Notice]:
+        """A notice of a unit of times whose column has a type that says it."""
+        schema = self._config.schema
+        if schema is None or schema.timestamp is None or not schema.set_among("timestamp_unit"):
+            return []
+        files = [*self._found("train")[0].items()]
+        kind = pa.null()
+        for file, facts in files[:1] + files[1:][-1:]:  # a file that is in between is like them
+            columns = arrow_schema(footer_of(file, facts.names), file, facts)
+            kind = columns.field(schema.timestamp).type
+            if not are_times(kind):
+                return []
+        return [
+            Unused(
+                what="dataset: schema.timestamp_unit",
+                why="it is the unit of numbers, or the form of texts, and column "
+                f"{schema.timestamp!r} is {kind}",
+                cure="Take timestamp_unit out.",
+            )
+        ]
+
+    def _trained_on(self) -> list[Notice]:
         """A notice if the test split has files of the train split and no `where` separates their
         rows; but not if one table is named for both splits, which must be intended."""
         config = self._config

@@ -46,6 +46,7 @@ class Loaders:
         context = dataclasses.replace(self._contexts.of("reader"), delivery=delivery)
         choice = self._registry.one("reader")
         reader: Reader = choice.build(context)
+        self._usage.found(choice.notices(reader))
         transform = self._features.transform
         with choice.named("when asked for a loader"):
             loader: Loader = reader.loader(

@@ -324,9 +324,9 @@ class Stack(LooksAtBatches):
     def model(self) -> nn.Module:
         """The registry's own model, its tables on the meta device."""
         self._usage.asked("model", "pooling")
-        model: nn.Module = self._registry.one("model").build(
-            self._contexts.of("model", self.schema)
-        )
+        choice = self._registry.one("model")
+        model: nn.Module = choice.build(self._contexts.of("model", self.schema))
+        self._usage.found(choice.notices(model))
         return model
 
     def optimizer(self) -> OptimizerFactory | None:

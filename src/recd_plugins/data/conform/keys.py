@@ -36,7 +36,14 @@ from recd_plugins.data.foreign import TimeUnit
 from recd_plugins.data.schema import Fill, Nulls
 from recd_plugins.errors import DataError
 
-__all__ = ["PER_SECOND", "session_type_problem", "sessions_of", "time_type_problem", "times_of"]
+__all__ = [
+    "PER_SECOND",
+    "are_times",
+    "session_type_problem",
+    "sessions_of",
+    "time_type_problem",
+    "times_of",
+]
 
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
@@ -164,10 +171,16 @@ def session_type_problem(kind: pa.DataType) -> tuple[str, str] | None:
     )
 
 
+def are_times(kind: pa.DataType) -> bool:
+    """Whether values of a type are times by themselves, whatever the unit."""
+    inner = plain_type(kind)
+    return bool(pa.types.is_timestamp(inner) or pa.types.is_date(inner))
+
+
 def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | None:
     """What is wrong with a column's type for a time of `unit`, and the cure; or None."""
     inner = plain_type(kind)
-    if pa.types.is_timestamp(inner) or pa.types.is_date(inner) or pa.types.is_null(inner):
+    if are_times(inner) or pa.types.is_null(inner):
         return None
     numbers = (
         pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_decimal(inner)
