@@ -36,8 +36,19 @@ from recd_dedup.etl.parts import (
     fingerprint,
 )
 from recd_dedup.etl.scan import decoded_bytes, require_sessions, scan
-from recd_dedup.hashing import bucket_of, mix
-from recd_plugins.api import Config, Context, DataError, Etl, Range, RegistryError
+from recd_dedup.etl.sort import keys_of
+from recd_dedup.hashing import bucket_of
+from recd_plugins.api import (
+    Config,
+    Context,
+    DataError,
+    Etl,
+    GivesNotices,
+    Notice,
+    Range,
+    RegistryError,
+    Unneeded,
+)
 from recd_plugins.api.data import Progress, Schema, Table, silent
 
 __all__ = ["ClusterBySession", "ClusterConfig", "Spills", "build_cluster", "cluster_buckets"]
@@ -62,10 +73,18 @@ class Spills:
         """The checksum of each bucket's rows as they were read from the source."""
         for path in takewhile(Path.exists, map(self._path, count())):
             self._add(path)
+        self._last: tuple[int, int] | None = None
+        """The keys of the last row that was spilled."""
+        self._in_order = not self._files
 
     @property
     def num_rows(self) -> int:
         return sum(bucket.rows for bucket in self.sums)
+
+    @property
+    def were_in_order(self) -> bool:
+        """Whether all rows came in the order of a clustered table, as far as this process saw."""
+        return self._in_order and self._last is not None
 
     def fill(self, table: Table, spill_bytes: int, progress: Progress, what: str) -> None:
         """Spill the rows of the table that are not in spills yet; takes about twice `spill_bytes`
@@ -98,9 +117,12 @@ class Spills:
         """Write all chunks as the next spill file, and remove them from `held`."""
         rows = pa.concat_tables(held).combine_chunks()
         held.clear()
-        assert self._schema.session_id is not None  # checked before any row is read
-        sessions = rows[self._schema.session_id].to_numpy()
-        buckets = bucket_of(mix(sessions), self._n_buckets)
+        keys = keys_of(rows, self._schema)
+        if rows.num_rows:
+            follows = self._last is None or self._last <= keys.at(0)
+            self._in_order = self._in_order and follows and keys.are_in_order
+            self._last = keys.at(-1)
+        buckets = bucket_of(keys.hashes, self._n_buckets)
         order = buckets.argsort(kind="stable")
         bounds = buckets[order].searchsorted(np.arange(self._n_buckets + 1))
         hashes = row_hashes(rows)[order]
@@ -175,12 +197,25 @@ class ClusterConfig(Config):
         return dict.fromkeys(self.set_among("spark_master"), why)
 
 
-class ClusterBySession:
+class ClusterBySession(GivesNotices):
     """The pyarrow engine: a bucket pass, then a pass that sorts one bucket after another."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._budget = Budget.of(config.memory_gb)
+        self._in_order: list[bool] = []
+        """Of each table that was clustered, whether its rows were in order before."""
+
+    def notices(self) -> Sequence[Notice]:
+        if not self._in_order or not all(self._in_order) or self._config.leave_out_repeats:
+            return ()
+        return [
+            Unneeded(
+                what="etl: cluster_by_session",
+                why="the rows that it was given were clustered already, in the same order",
+                cure="Take it out: it only writes them once more.",
+            )
+        ]
 
     def run(self, table: Table, folder: Path, progress: Progress = silent) -> Table:
         """Cluster a table; if a run was killed, the next one goes on from what it had finished."""
@@ -199,6 +234,7 @@ class ClusterBySession:
         with Workspace(folder, plan) as workspace:
             spills = Spills(workspace.path / "spills", table.schema, n_buckets)
             spills.fill(table, self._budget.run, progress, f"bucketing {folder.name}")
+            self._in_order.append(spills.were_in_order)
             rows_per_stripe = self._budget.stripe_rows(size / max(1, table.num_rows))
             parts = Parts(
                 workspace,

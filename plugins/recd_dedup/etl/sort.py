@@ -18,7 +18,7 @@ import pyarrow as pa
 from recd_dedup.hashing import I64, U64, mix
 from recd_plugins.api.data import Schema
 
-__all__ = ["clustered"]
+__all__ = ["clustered", "keys_of"]
 
 PIECE_SHARE = 16
 """Rows are returned in pieces of a 16th of a run."""
@@ -37,6 +37,17 @@ class Keys(NamedTuple):
     def order(self) -> I64:
         """[N] the rows in order; rows with equal keys keep their order."""
         return np.lexsort((self.times, self.hashes))
+
+    @property
+    def are_in_order(self) -> bool:
+        """Whether the rows are in order as they are."""
+        hashes, times = self
+        alike = (hashes[1:] == hashes[:-1]) & (times[1:] >= times[:-1])
+        return bool(((hashes[1:] > hashes[:-1]) | alike).all())
+
+    def at(self, row: int) -> tuple[int, int]:
+        """The keys of one row."""
+        return int(self.hashes[row]), int(self.times[row])
 
     def before(self, hash_: int, time: int, *, or_at: bool) -> int:
         """How many of these keys, which are sorted, come before a key (or equal it, if `or_at`)."""
@@ -78,7 +89,8 @@ def _size(chunks: list[pa.Table]) -> int:
     return sum(int(chunk.nbytes) for chunk in chunks)
 
 
-def _keys(rows: pa.Table, schema: Schema) -> Keys:
+def keys_of(rows: pa.Table, schema: Schema) -> Keys:
+    """The keys of rows of a table with sessions."""
     hashes = mix(rows[schema.session_id].to_numpy())
     if schema.timestamp is None:
         return Keys(hashes, np.zeros(rows.num_rows, np.int64))
@@ -91,7 +103,7 @@ def _sorted(held: list[pa.Table], schema: Schema, piece_bytes: int) -> Iterator[
         return
     rows = pa.concat_tables(held).combine_chunks()
     held.clear()
-    order = _keys(rows, schema).order()
+    order = keys_of(rows, schema).order()
     step = max(1, rows.num_rows * piece_bytes // max(1, rows.nbytes))
     for first in range(0, rows.num_rows, step):
         yield rows.take(pa.array(order[first : first + step]))
@@ -126,7 +138,7 @@ class _Run:
 
     @property
     def last(self) -> tuple[int, int]:
-        return int(self.keys.hashes[-1]), int(self.keys.times[-1])
+        return self.keys.at(-1)
 
     def cut(self, rows: int) -> pa.Table:
         """Take the first rows of the head; if it is then empty, read the next one."""
@@ -138,7 +150,7 @@ class _Run:
             except StopIteration:
                 break
             self.head = pa.Table.from_batches([batch])
-            self.keys = _keys(self.head, self.schema)
+            self.keys = keys_of(self.head, self.schema)
         return piece
 
 

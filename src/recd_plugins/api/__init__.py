@@ -18,7 +18,15 @@ from recd_plugins.errors import (
     so_many,
 )
 from recd_plugins.hooks.markers import hookimpl
-from recd_plugins.notices import GivesNotices, Missed, Notice, NoticeWarning, Slower, Unused
+from recd_plugins.notices import (
+    GivesNotices,
+    Missed,
+    Notice,
+    NoticeWarning,
+    Slower,
+    Unneeded,
+    Unused,
+)
 from recd_plugins.patterns import check_patterns, fitting, matching
 from recd_plugins.planning.topology import Topology
 from recd_plugins.slots import (
@@ -102,6 +110,7 @@ __all__ = [
     "StatsRecord",
     "TableStats",
     "Topology",
+    "Unneeded",
     "Unused",
     "VersionError",
     "check_patterns",

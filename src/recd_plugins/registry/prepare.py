@@ -136,6 +136,7 @@ def _written(
             etl = step.build(context("etl"))
             with _begun(step, folder), step.named("when it ran"), _naming_chunks(step):
                 tables = _run(etl, tables, folder, progress, step.who)
+            found(step.notices(etl))
     return tables
 
 
