@@ -4,14 +4,13 @@ Four gloo ranks stand for two nodes with a slow link between them: on one machin
 """
 
 import sys
-import tempfile
 import warnings
 
 from rich.console import Console
 from rich.table import Table
 
 import recd_plugins as rp
-from recd_plugins.api.testing import GlooPool, train_quietly
+from recd_plugins.api.testing import GlooPool, scratch_folder, train_quietly
 
 item = {"name": "item", "num_ids": 2_000, "table": "items", "skew": 1.3}
 history = item | {"name": "history", "kind": "user", "sequence": True, "length": 8, "stay": 0.9}
@@ -39,7 +38,7 @@ if __name__ == "__main__":
         sys.exit(f"{steps}: say 8 steps at least; bytes are not counted at a run's ends")
     caption = "a step's time, MB of one step through all-to-alls and other collectives, loss"
     table = Table("", "ms", "all-to-all", "others", "train", "test", caption=caption)
-    with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
+    with scratch_folder() as folder, GlooPool(deadline=300) as ranks:
         for side, values in SIDES.items():
             settings = TRAIN | {"steps": int(steps), "run": f"{folder}/{side}"}
             registry = values | {"folder": folder, "train": settings}

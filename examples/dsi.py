@@ -5,11 +5,11 @@
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import recd_plugins as rp
 from recd_plugins.api.batch import TransformProgram
+from recd_plugins.api.testing import scratch_folder
 
 NAMES = [f"f{n}" for n in range(40)]
 OFTEN = {"kind": "user", "stay": 0.9, "length": 20, "num_ids": 10_000}
@@ -30,7 +30,7 @@ def recd(*arguments):
 
 if __name__ == "__main__":
     samples = int([*sys.argv, "4000"][1])
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         made = {"use": "sessions", "samples": samples, "dense": 2, "features": SPARSE}
         registry: dict[str, object] = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": folder}
         by_session = {"dataset": made, "etl": ["cluster_by_session"]}

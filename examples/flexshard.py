@@ -4,7 +4,6 @@ Four gloo ranks stand for two nodes with a slow link between them: on one machin
 """
 
 import sys
-import tempfile
 import warnings
 
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.table import Table
 
 import recd_plugins as rp
 from recd_plugins.api.planning import Tiered
-from recd_plugins.api.testing import GlooPool, train_quietly
+from recd_plugins.api.testing import GlooPool, scratch_folder, train_quietly
 
 item = {"name": "item", "num_ids": 50_000, "table": "items", "skew": 1.2}
 history = item | {"name": "history", "kind": "user", "sequence": True, "length": 20}
@@ -36,7 +35,7 @@ if __name__ == "__main__":
         sys.exit(f"{steps}: say 8 steps at least; bytes are not counted at a run's ends")
     caption = "a step's time, MB through a rank's all-to-alls and other collectives, loss"
     table = Table("", "ms", "all-to-all", "others", "train", "test", caption=caption)
-    with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
+    with scratch_folder() as folder, GlooPool(deadline=300) as ranks:
         for side, sharding in SIDES.items():
             settings = TRAIN | {"steps": int(steps), "run": f"{folder}/{side}"}
             registry = REGISTRY | {"folder": folder, "sharding": sharding, "train": settings}

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import recd_plugins as rp
 from recd_dedup.log.replay import Replay
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
+from recd_plugins.api.testing import scratch_folder
 
 made = SessionsConfig(samples=int([*sys.argv, "20000"][1]))
 rows = next(Sessions(made).chunks("train")).sort_by("timestamp")
@@ -34,7 +34,7 @@ def serve(folder):
             time.sleep(0.5)
 
 
-with tempfile.TemporaryDirectory() as folder:
+with scratch_folder() as folder:
     registry = {"plugins": ["recd_dlrm", "recd_dedup"], "folder": folder, "dataset": dataset}
     registry |= {"log": {"use": "zstd_shards", "shards": 4}, "etl": ["cluster_by_session"]}
     registry |= {"reader": {"tail": "pad"}, "train": {"batch_size": 128, "device": "cpu"}}
@@ -44,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
     ]
     model = DLRM(EmbeddingBagCollection(tables=tables), len(made.schema.dense), [16], [16, 1])
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
-    (service := threading.Thread(target=serve, args=(f"{folder}/log",))).start()
+    (service := threading.Thread(target=serve, args=(f"{folder}/log",), daemon=True)).start()
     period, samples, loader = 0, 0, rp.load(registry).loader(rank=0, world_size=1)
     while len(loader):  # 0 once the data have ended
         for batch in loader:

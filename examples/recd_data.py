@@ -1,6 +1,5 @@
 """RecD from raw logs to preprocessed batches, and what each step saves."""
 
-import tempfile
 import timeit
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from recd_dedup.log.replay import Replay, chunks_of
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dsi.transforms import SigridHash
 from recd_plugins.api.batch import RowWise
+from recd_plugins.api.testing import scratch_folder
 
 user = {"kind": "user", "num_ids": 100_000, "stay": 0.95, "sequence": True, "length": 40}
 features = [user | {"name": f"history_{i}", "group": "history", "shift": True} for i in range(4)]
@@ -30,7 +30,7 @@ def ms(transform, batches):
     return 1e3 * timeit.timeit(lambda: [transform(batch) for batch in batches], number=1)
 
 
-with tempfile.TemporaryDirectory() as folder:
+with scratch_folder() as folder:
     recd["folder"], logs = folder, {}
     tables = rp.load(recd | {"dataset": dataset}).prepare()
     by_time, schema = tables.train, tables.schema

@@ -3,12 +3,10 @@
 The table is clustered by session and both sides train the same batches, so losses agree.
 """
 
-import tempfile
-
 from rich.console import Console
 from rich.table import Table
 
-from recd_plugins.api.testing import GlooPool, train_quietly
+from recd_plugins.api.testing import GlooPool, scratch_folder, train_quietly
 
 user = {"kind": "user", "num_ids": 20_000, "stay": 0.95}
 history = user | {"sequence": True, "shift": True, "length": 20, "max_length": 40}
@@ -34,7 +32,7 @@ SIDES = {"plain KJT": {}, "RecD": {"dedup": {"use": "exact", "groups": "auto"}}}
 if __name__ == "__main__":
     caption = "a step's time and bytes through all-to-alls on a rank, its peak memory"
     table = Table("", "ms", "sent MB", "MiB", "train loss", "test loss", "AUC", caption=caption)
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         for side, dedup in SIDES.items():
             run = {"train": TRAIN | {"run": f"{folder}/{side}"}, "folder": folder}
             with GlooPool(deadline=300) as ranks:

@@ -4,7 +4,6 @@
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from rich.table import Table
 
 import recd_plugins as rp
 from recd_plugins.api.planning import Tiered
-from recd_plugins.api.testing import GlooPool, train_quietly
+from recd_plugins.api.testing import GlooPool, scratch_folder, train_quietly
 from recd_scars.cache_curve import CacheCurve, merged_rows
 
 MODEL = {"use": "dlrm", "embedding_dim": 16, "bottom": [32, 16], "top": [32]}
@@ -35,7 +34,7 @@ if __name__ == "__main__":
     if not steps.isdecimal() or int(steps) < 8:
         sys.exit(f"{steps}: say 8 steps at least; bytes are not counted at a run's ends")
     table = Table("a step", "ms", "MB all-to-all", "MB others", "training loss", "test loss")
-    with tempfile.TemporaryDirectory() as folder, GlooPool(deadline=300) as ranks:
+    with scratch_folder() as folder, GlooPool(deadline=300) as ranks:
         log = Path(sys.argv[2]).resolve() if sys.argv[2:] else made_up(Path(folder, "log.tsv"))
         job = {"plugins": ["recd_dlrm", "recd_scars"], "folder": folder, "model": MODEL}
         job |= {"dataset": {"use": "criteo", "train": [str(log)]}, "topology": LINK}

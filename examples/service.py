@@ -6,7 +6,6 @@
 import multiprocessing
 import os
 import sys
-import tempfile
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
@@ -17,6 +16,7 @@ import recd_plugins as rp
 from recd_dsi.service.cli import coordinator
 from recd_dsi.service.local_backend import LocalBackend
 from recd_dsi.service.worker import WorkerOptions
+from recd_plugins.api.testing import scratch_folder
 
 TRAIN = {"batch_size": 128, "device": "cpu"}
 SERVICE = {"use": "service", "workers": 3, "patience": 120, "when_none_answers": "fail"}
@@ -37,7 +37,7 @@ def train(loader):
 
 if __name__ == "__main__":
     samples, port = [*map(int, sys.argv[1:]), *(20_000, 8815)[len(sys.argv) - 1 :]]
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         registry = {"plugins": ["recd_dlrm", "recd_dsi"], "folder": folder, "train": TRAIN}
         registry["dataset"] = {"use": "sessions", "samples": samples, "dense": 2}
         local = [*train(rp.load(registry).loader(rank=0, world_size=1))]

@@ -13,6 +13,7 @@ from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.testing.probe import Probe
 from recd_plugins.testing.resume import check_resume
+from recd_plugins.testing.scratch_folder import scratch_folder
 from recd_plugins.testing.training import train_quietly
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "random_batch",
     "random_batches",
     "random_table",
+    "scratch_folder",
     "to_lists",
     "train_quietly",
 ]
