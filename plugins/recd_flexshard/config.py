@@ -27,7 +27,8 @@ class FlexShardConfig(Config):
     within budget_gb) or auto (that, over coalescing and TorchRec's own plan too; never slower than
     that plan by the prices)."""
     tiers: Literal[1, 2, 3] = 3
-    """1: row-wise alone, so that no row has a replica; 2: DP and row-wise; 3: Flex between them."""
+    """1: row-wise alone, so that no row has a replica; 2: replicated rows and those at home;
+    3: rows per_node between them."""
     budget_gb: float | None = None
     """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved; by default
     0. Buffers in which coalesced ids travel count only where memory is to be saved."""

@@ -46,7 +46,7 @@ def test_long_bags_of_cold_rows_are_left_to_torchrec() -> None:
     search = searched(*tables)
     assert search.best is search.own
     (considered,) = search.considered().values()
-    assert [one.way for one in considered if one.chosen] == ["TorchRec's own plan (TW)"]
+    assert [one.way for one in considered if one.chosen] == ["TorchRec's own plan (table_wise)"]
     assert min(one.ms for one in considered if not one.chosen) > search.own.ms
 
 

@@ -163,7 +163,7 @@ def test_a_report_compares_pooled_tables_with_their_sums() -> None:
     report = PlanReport(ledger=plan, goal="test", budget=None)
     assert report.row_wise.cost.ar_global == U * B * 16 * 4
     assert report.coalesced.cost.ar_global == 0
-    assert "no more rows in DP: the next one" in "\n".join(report.lines())
+    assert "no more rows in replicated: the next one" in "\n".join(report.lines())
 
 
 LOOKUPS, ROWS = 6, 200

@@ -50,8 +50,8 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
     values = json.loads(json.dumps(report().values()))
     assert "goal memory_neutral; 2 nodes of 4 ranks, 256 samples a rank and step, k = 1.5" in text
     assert f"{values['tables']['hot']['replicated']['share']:.1%}" in text
-    assert "Flex, by rank" in text
-    assert "RW, by rank" in text
+    assert "per_node, by rank" in text
+    assert "home, by rank" in text
     faster = values["ms"]["row_wise"] / values["ms"]["plan"]
     assert faster > 1
     assert f"{faster:.2f}x faster than row-wise" in text
@@ -109,8 +109,8 @@ def test_it_says_why_there_are_no_more_replicas() -> None:
     # The next row would need less memory as a replica: it is not that.
     assert "fewer by the goal" in why(TableSizes(replicated=16, per_node=16))
     assert "a tier's own collectives would take longer" in why(TableSizes())
-    assert why(TableSizes(replicated=16)).startswith("no more rows in DP")
-    assert why(TableSizes(per_node=16)).startswith("no more rows in Flex")
+    assert why(TableSizes(replicated=16)).startswith("no more rows in replicated")
+    assert why(TableSizes(per_node=16)).startswith("no more rows in per_node")
     assert "fewer by the goal" in why(TableSizes(replicated=16), budget=None)
     # A row that hardly anyone looks up: copies would be reduced more often than asked for.
     assert "more than it saves" in why(TableSizes(), "flat")

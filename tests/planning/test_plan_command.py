@@ -268,23 +268,23 @@ def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:
     for formula in ("s (2 r + 8)", "k r / W", "appears(B W) N / 2", "U c f B s"):
         assert formula in result.stdout
     values = json.loads(run(folder, "explain", "--p", "0.01", "--json").stdout)
-    assert values["RW"]["a2a_global"] == pytest.approx(0.01 * 64 * (2 * 256 + 8))
-    assert values["RW by rank"]["ms"] < values["RW"]["ms"]
+    assert values["home"]["a2a_global"] == pytest.approx(0.01 * 64 * (2 * 256 + 8))
+    assert values["home by rank"]["ms"] < values["home"]["ms"]
     fewer = json.loads(
         run(folder, "explain", "--p", "0.01", "--dedupe-factor", "4", "--json").stdout
     )
-    assert fewer["RW"]["a2a_global"] == pytest.approx(values["RW"]["a2a_global"] / 4)
+    assert fewer["home"]["a2a_global"] == pytest.approx(values["home"]["a2a_global"] / 4)
 
 
 def test_explain_has_the_papers_prices_too(folder: Path) -> None:
     paper = json.loads(run(folder, "explain", "--prices", "paper", "--json").stdout)
-    assert paper["DP"]["ar_global"] == 256
-    assert paper["Flex"]["ar_cross"] == 256 / 2
-    assert paper["DP"]["static_memory"] == 6.25 * 256
+    assert paper["replicated"]["ar_global"] == 256
+    assert paper["per_node"]["ar_cross"] == 256 / 2
+    assert paper["replicated"]["static_memory"] == 6.25 * 256
     ours = json.loads(run(folder, "explain", "--json").stdout)
-    assert ours["DP"]["ar_global"] == 0
+    assert ours["replicated"]["ar_global"] == 0
     # As the planner has it: gradients under way, and the state of row-wise Adagrad.
-    assert ours["DP"]["static_memory"] == pytest.approx((1.64 + 4 / 256) * 256)
+    assert ours["replicated"]["static_memory"] == pytest.approx((1.64 + 4 / 256) * 256)
     refused = run(folder, "explain", "--k", "0")
     assert refused.exit_code == 2
 

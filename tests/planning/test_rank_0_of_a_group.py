@@ -78,7 +78,7 @@ def batches_of_some() -> list[Any]:
         watched = WatchedBatches(stack, batches)
         for _ in range(8):  # some of them are looked at
             list(watched)
-        found.append(any("lookups that DP serves" in line for line in watched.lines()))
+        found.append(any("lookups that replicated serves" in line for line in watched.lines()))
     dist.barrier()
     return found
 

@@ -136,7 +136,7 @@ def test_two_plans_differ_by_rows_that_enter_and_leave() -> None:
     assert changed["a"].replicated == (2, 3, 1, 0)
     assert changed["a"].per_node == (1, 0, 0, 1)
     assert str(changed["a"]) == (
-        "DP 2 -> 3 rows (1 enter, 0 leave); Flex 1 -> 0 rows (0 enter, 1 leave)"
+        "replicated 2 -> 3 rows (1 enter, 0 leave); per_node 1 -> 0 rows (0 enter, 1 leave)"
     )
     assert str(changed["b"]) == "the same rows in each tier"
     assert str(changed["c"]) == "coalesced: none -> node"

@@ -92,7 +92,7 @@ def timeline(scale: float) -> dict[str, Any]:
 def forecasts() -> list[dict[str, Any]]:
     one = {"what": "bytes of collectives, a rank and step (all_to_all)", "unit": "bytes"}
     one |= {"forecast": 1000.0, "interval": None, "fact": 1900.0, "note": "cluster the table"}
-    share = {"what": "a_table_of_a_long_name: lookups that DP serves, sketched: no interval"}
+    share = {"what": "table_of_a_long_name: lookups that replicated serves, sketched: no interval"}
     share |= {"unit": "share", "forecast": 0.5, "interval": [0.4, 0.6], "fact": 0.55, "note": ""}
     return [one, share, {**one, "what": "hot", "unit": "batches", "forecast": None}]
 

@@ -100,7 +100,7 @@ def test_a_run_says_what_was_forecast_and_what_came(gloo_pool: GlooPool, tmp_pat
     shown = page(read_sources([str(run)]))
     drawn = {at for at, _, _ in SECTIONS if f'<section id="{at}">' in shown}
     assert drawn == {at for at, _, _ in SECTIONS} - {"step"}  # which nobody profiled
-    assert "lookups that DP serves" in shown
+    assert "lookups that replicated serves" in shown
     assert "all-to-all, ids" in shown
 
 
@@ -213,11 +213,12 @@ def test_a_saved_plan_whose_rows_are_no_longer_hot_is_named(
     found, others = gloo_pool.run(by_a_saved_plan, str(tmp_path / "days.plan"))
     assert not others
     item, user = sorted(found, key=lambda one: str(one["what"]))
-    assert (item["what"], item["forecast"]) == ("t_item: lookups that DP serves", None)
+    assert (item["what"], item["forecast"]) == ("t_item: lookups that replicated serves", None)
     assert item["fact"] == pytest.approx(np.log(65) / np.log(2000), rel=0.05)
     assert item["note"] == ""
     assert user["fact"] < 0.25
-    assert user["note"].startswith("the plan's 500 rows in DP serve no more lookups than as many")
+    says = "the plan's 500 rows in replicated serve no more lookups than as many"
+    assert user["note"].startswith(says)
 
 
 @pytest.mark.parametrize(

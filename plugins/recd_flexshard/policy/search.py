@@ -432,8 +432,8 @@ class PlanSearch:
         if way != "torchrec":
             return CALLED[way]
         shards = [self.tables[name].shards for name in names]
-        kinds = sorted({one.called for one in shards if one is not None})
-        return f"{CALLED[way]} ({', '.join(kinds) or 'RW'})"
+        kinds = sorted({one.kind for one in shards if one is not None})
+        return f"{CALLED[way]} ({', '.join(kinds) or 'row_wise'})"
 
     def _ways_taken(self, names: tuple[str, ...]) -> set[Way]:
         """The ways of these tables in the best plan."""

@@ -136,7 +136,7 @@ class LocalReader(GivesNotices):
                 transform=transform,
             ),
             workers=config.workers,
-            pin_memory=self._pin_memory,
+            pin_memory=self.pins,
             made_for=self._made_for(table, split, order, world_size),
         )
 

@@ -13,16 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PlannedShard", "PlannedShards", "planned_shards"]
 
-SHORT = {
-    "data_parallel": "TorchRec's DP",
-    "table_wise": "TW",
-    "column_wise": "CW",
-    "row_wise": "RW",
-    "table_row_wise": "TWRW",
-    "table_column_wise": "TWCW",
-    "grid_shard": "grid",
-}
-
 
 @dataclass(frozen=True)
 class PlannedShard:
@@ -43,11 +33,6 @@ class PlannedShards:
     """TorchRec's `ShardingType`."""
     shards: tuple[PlannedShard, ...] = ()
     """Empty where every rank has all of it."""
-
-    @property
-    def called(self) -> str:
-        """Its short name, as reports have it."""
-        return SHORT.get(self.kind, self.kind)
 
     @classmethod
     def of(cls, sharding: ParameterSharding, num_rows: int, dim: int) -> PlannedShards:

@@ -43,13 +43,13 @@ class SequenceTable:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSizes:
-    """The number of a table's rows that each tier takes, in the order of popularity; the rest is
-    RW."""
+    """The number of a table's rows that each tier takes, in the order of popularity; the rest
+    stays at home."""
 
     replicated: int = 0
-    """The hottest: a copy on every rank (DP)."""
+    """The hottest: a copy on every rank."""
     per_node: int = 0
-    """The next: a copy in every node (Flex)."""
+    """The next: a copy in every node."""
     coalesce: Coalesce = "none"
     as_torchrec: bool = False
     """Whether the table is left where TorchRec's own plan has it, without any sizes."""

@@ -227,8 +227,8 @@ class TierPlan:
     def in_words(self) -> str:
         """The cluster, the rows of each table in each tier, and the tables in mapped files."""
         tables = (
-            f"{name}: {so_many(len(table.replicated), 'row')} in DP, {len(table.per_node):,} in "
-            f"Flex, coalesced: {table.coalesce}"
+            f"{name}: {so_many(len(table.replicated), 'row')} in replicated, "
+            f"{len(table.per_node):,} in per_node, coalesced: {table.coalesce}"
             for name, table in self.tables.items()
         )
         cluster = f"{so_many(self.n_nodes, 'node')} of {so_many(self.ranks_per_node, 'rank')}"
@@ -364,7 +364,7 @@ class TableChange:
         changes = [
             f"{name} {tier.before:,} -> {tier.after:,} rows ({tier.enter:,} enter, "
             f"{tier.leave:,} leave)"
-            for name, tier in (("DP", self.replicated), ("Flex", self.per_node))
+            for name, tier in (("replicated", self.replicated), ("per_node", self.per_node))
             if tier.enter or tier.leave
         ]
         if self.coalesce[0] != self.coalesce[1]:

@@ -28,14 +28,14 @@ __all__ = ["SECTIONS", "body", "framed", "naming_source", "page"]
 Figures = Callable[[Sources], Iterator[Figure]]
 
 SECTIONS: tuple[tuple[str, str, Figures], ...] = (
-    ("learned", "What was learned", learning.figures),
-    ("step", "Where a step's time goes", steps.figures),
-    ("forecast", "Forecast beside fact", forecasts.figures),
-    ("traffic", "What moves", traffic.figures),
-    ("repeats", "What repeats", repeats.figures),
-    ("hot", "Who is hot", hot_rows.figures),
-    ("reading", "How data comes", reading.figures),
-    ("memory", "Whose memory it is", memory.figures),
+    ("learned", "Loss and metrics", learning.figures),
+    ("step", "A step's time", steps.figures),
+    ("forecast", "Forecasts, and what came", forecasts.figures),
+    ("traffic", "Bytes that ranks exchange", traffic.figures),
+    ("repeats", "Repeated samples", repeats.figures),
+    ("hot", "Hot rows", hot_rows.figures),
+    ("reading", "Reading", reading.figures),
+    ("memory", "Memory", memory.figures),
 )
 """The id and the heading of each section, and the function that draws it, in the order of the
 page."""

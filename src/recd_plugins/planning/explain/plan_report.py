@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Considered", "Frontier", "PlanReport", "TierReport", "compared"]
 
-CALLED = {"replicated": "DP", "per_node": "Flex", "home": "RW"}
 FILED: Mapping[str, str] = {"home": "row_wise"}
 """What `recd plan --json` calls a tier, where scripts that read it know another name."""
 LINKS = {
@@ -379,9 +378,9 @@ def _report(entry: Entry, ledger: Ledger, interval: tuple[float, float]) -> Tier
 
 def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, ...]:
     level = table.sizes.coalesce
-    called = CALLED[tier]
+    called: str = tier
     if table.sizes.as_torchrec:
-        called = "RW" if table.table.shards is None else table.table.shards.called
+        called = "row_wise" if table.table.shards is None else table.table.shards.kind
     named = called if level == "none" or tier == "replicated" else f"{called}, by {level}"
     if tier == "home" and table.table.mapped:
         named += ", mapped"
@@ -418,8 +417,8 @@ def why_not_more(table: TableLedger, ledger: Ledger, room: float | None) -> str:
     gain = stays - float(marginal_ms(moves, cluster))
     more = moves.memory - memory
     opening = (
-        f"no more rows in {'Flex' if flex else 'DP'}: the next one, {next_row.p[0]:.3g} "
-        f"lookups a sample, would "
+        f"no more rows in {'per_node' if flex else 'replicated'}: the next one, "
+        f"{next_row.p[0]:.3g} lookups a sample, would "
     )
     if gain <= 0:
         return f"{opening}cost {in_us(-gain)} more than it saves"

@@ -35,17 +35,17 @@ class PriceList:
         rows = RowDistribution.of([1], [self.p]).deduplicated(self.dedupe_factor)
         prices, width = self.prices, self.width
         ways = {
-            "RW": prices.row_wise(rows, width),
-            "RW by rank": prices.row_wise(rows, width, "rank"),
-            "RW by node": prices.row_wise(rows, width, "node"),
-            "CW": prices.column_wise(rows, width),
-            "DP": prices.replicated(rows, width),
-            "Flex": prices.per_node(rows, width),
+            "home": prices.row_wise(rows, width),
+            "home by rank": prices.row_wise(rows, width, "rank"),
+            "home by node": prices.row_wise(rows, width, "node"),
+            "column_wise": prices.column_wise(rows, width),
+            "replicated": prices.replicated(rows, width),
+            "per_node": prices.per_node(rows, width),
         }
         dim = width // FLOAT
         return {way: price.total(rows.counts) for way, price in ways.items()} | {
-            "RW bag": row_wise_bags(prices, rows, bags=1, dim=dim, width=width),
-            "TW bag": table_wise_bags(prices, rows, bags=1, dim=dim, width=width),
+            "row_wise bag": row_wise_bags(prices, rows, bags=1, dim=dim, width=width),
+            "table_wise bag": table_wise_bags(prices, rows, bags=1, dim=dim, width=width),
         }
 
     def values(self) -> Mapping[str, Any]:

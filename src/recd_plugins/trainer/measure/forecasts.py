@@ -36,8 +36,6 @@ __all__ = ["ONE_IN", "Facts", "ForecastMeter"]
 ONE_IN = 8
 """One batch in so many has its lookups counted by tier."""
 
-CALLED: Mapping[TierName, str] = {"replicated": "DP", "per_node": "Flex"}
-
 
 class Facts:
     """Counts the batches of this rank, and compares them with what its planner forecast."""
@@ -160,7 +158,7 @@ class Facts:
                     continue
                 sketched = ", sketched: no interval" if table.table.rows.error else ""
                 one = Beside(
-                    what=f"{name}: lookups that {CALLED[tier]} serves{sketched}",
+                    what=f"{name}: lookups that {tier} serves{sketched}",
                     unit="share",
                     forecast=float(table.entries[tier].share),
                     interval=table.interval(tier),
@@ -176,7 +174,10 @@ class Facts:
         table, num_rows = planner.tier_plan.tables[name], planner.found[name].num_rows
         left = num_rows, 1.0
         """The number of rows that no earlier tier has, and their share of the lookups."""
-        for tier, rows, share in (("DP", table.replicated, hot), ("Flex", table.per_node, warm)):
+        for tier, rows, share in (
+            ("replicated", table.replicated, hot),
+            ("per_node", table.per_node, warm),
+        ):
             if not len(rows):
                 continue
             others, of = left
