@@ -195,10 +195,11 @@ def test_what_a_worker_answers_on_purpose_comes_as_its_nearest_kind(
 def test_a_server_that_cannot_start_says_where(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(CapabilityError, match=rf"no server starts at {HOST}:{port} \("):
+        says = rf"no server starts at {HOST}:{port} \(Address already in use\)\. Name a host"
+        with pytest.raises(CapabilityError, match=says):
             Coordinator(port=port)
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_text("-----BEGIN NOTHING-----\n")
     files = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
-    with pytest.raises(CapabilityError, match=r"see whether .*key\.pem is the key of .*cert\.pem"):
+    with pytest.raises(CapabilityError, match=r"See whether .*key\.pem is the key of .*cert\.pem"):
         Coordinator(credentials=credentials_of(None, **files))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 
 from recd_plugins.api import CapabilityError, RegistryError
 
-__all__ = ["address_of", "check_callable", "host_and_port", "without_brackets"]
+__all__ = ["address_of", "called_at", "check_callable", "host_and_port", "without_brackets"]
 
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 """A host's name, or its address of IPv4."""
@@ -41,16 +42,27 @@ def without_brackets(host: str) -> str:
 
 def check_callable(host: str) -> None:
     """Raises `CapabilityError` for a worker's host that no rank could call."""
-    try:
-        everywhere = not host or ipaddress.ip_address(without_brackets(host)).is_unspecified
-    except ValueError:
-        return
-    if everywhere:
+    if _is_everywhere(host):
         raise CapabilityError(
             f"--host: {host!r} stands for all addresses of this machine, and ranks call workers by "
             "their host. Name one by which ranks reach this machine, as its name; the certificate "
             "has it, too."
         )
+
+
+def called_at(address: str) -> str:
+    """The address by which another machine calls a server: where that listens at all addresses of
+    this machine, by the machine's name."""
+    host, port = host_and_port(address)
+    return address_of(socket.gethostname(), port) if _is_everywhere(host) else address
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether a host stands for all addresses of a machine."""
+    try:
+        return not host or ipaddress.ip_address(without_brackets(host)).is_unspecified
+    except ValueError:
+        return False
 
 
 def _is_ipv6(host: str) -> bool:

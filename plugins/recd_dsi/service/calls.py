@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import os
 import re
 import socket
 import ssl
@@ -184,9 +185,19 @@ def server_options(credentials: Credentials) -> dict[str, Any]:
     return options
 
 
+def _hide_grpcs_log() -> None:
+    """From now on, if gRPC has not begun yet, it writes nothing to standard error, unless the user
+    has it do so: whoever calls says why a call failed."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 class Server(flight.FlightServerBase):
     """A server that has no flights and takes none: Arrow's own answer to such calls is a
     traceback."""
+
+    def __init__(self, location: str, **options: Any) -> None:
+        _hide_grpcs_log()
+        super().__init__(location, **options)
 
     def _refused(self, *asked: Any) -> NoReturn:
         raise flight_error(DataError("there are no flights: this serves the reader service alone."))
@@ -203,12 +214,25 @@ def starting(host: str, port: int, credentials: Credentials) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, flight.FlightError, OSError) as error:
+        taken = _refused_by_the_system(host, port)
         cure = "Name a host of this machine, and a port that nobody has (0: one that is free)"
-        if credentials.certificate is not None:
-            cure += f"; and see whether {credentials.key} is the key of {credentials.certificate}"
+        if credentials.certificate is not None and not taken:
+            cure = f"See whether {credentials.key} is the key of {credentials.certificate}"
         raise CapabilityError(
-            f"no server starts at {address_of(host, port)} ({reason(error)}). {cure}."
+            f"no server starts at {address_of(host, port)} ({taken or reason(error)}). {cure}."
         ) from None
+
+
+def _refused_by_the_system(host: str, port: int) -> str:
+    """Why the system lets nobody listen there, which Arrow does not say; empty if it does."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except socket.gaierror as error:
+        return str(error.strerror)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return ""
 
 
 def _read(path: Path, what: str, cure: str) -> bytes:
@@ -281,6 +305,7 @@ class Caller:
             options["tls_root_certs"] = _trusted(credentials.certificate)
         host, port = host_and_port(address)
         credentials.check(host)
+        _hide_grpcs_log()
         self._client = flight.FlightClient(listening(host, port, credentials), **options)
         self._headers = (
             [(b"authorization", f"Bearer {credentials.token}".encode())]

@@ -109,7 +109,7 @@ def coordinator(
 ) -> None:
     """Hear workers, and tell trainers of them; start workers, as many as trainers need."""
     with reported(debug):
-        from recd_dsi.service.addresses import check_callable
+        from recd_dsi.service.addresses import called_at, check_callable
         from recd_dsi.service.calls import credentials_of
         from recd_dsi.service.coordinator import Coordinator
         from recd_dsi.service.scaling import Bounds, Scaler, Scaling
@@ -129,9 +129,15 @@ def coordinator(
         bounds = None if most_workers is None else Bounds(fewest=workers, most=most_workers)
         credentials = credentials_of(token_file, certificate, key)
         server = Coordinator(host, port, credentials)
-        listens = {"serves": server.address}
+        listens = {"serves": called_at(server.address)}
         if not as_json:
-            typer.echo(f"serves {server.address}")
+            typer.echo(f"serves {listens['serves']}")
+        if listens["serves"] != server.address:
+            typer.echo(
+                f"{server.address} is all addresses of this machine: workers and ranks name one "
+                "that the certificate has, as its name, with this token and certificate",
+                err=True,
+            )
         started = None
         if stack is not None:
             started = _started(stack, backend, workers, server, credentials)
