@@ -124,8 +124,9 @@ MORE_FILES = (
     "or a job here), or take fewer ranks and workers."
 )
 MORE_PROCESSES = (
-    "Have the system let this user run more processes and threads (`ulimit -u`, or what limits a "
-    "container or a job here), or take fewer ranks, threads and workers."
+    "Have the system let this user run more processes and threads (`ulimit -u`, or `ulimit -v`, "
+    "since each thread takes memory, or what limits a container or a job here), or take fewer "
+    "ranks, threads and workers."
 )
 MORE_MEMORY = (
     "Ask for fewer or smaller rows, tables or batches, or see what else takes memory here."
@@ -140,8 +141,13 @@ CURES = {
     errno.ENOMEM: MORE_MEMORY,
 }
 """What to do about the answers of a system for which nobody's code is to blame."""
-CURES_BY_WORDS = {"can't start new thread": MORE_PROCESSES, "Too many open files": MORE_FILES}
-"""The same for such as have words alone: Python's of threads, torch's of its workers."""
+CURES_BY_WORDS = {
+    "can't start new thread": MORE_PROCESSES,
+    "Failed to launch worker thread": MORE_PROCESSES,
+    "Too many open files": MORE_FILES,
+}
+"""The same for such as have words alone: Python's and Arrow's of threads, torch's of its
+workers."""
 
 
 def cure_of(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from recd_plugins.data.parquet_file import OpenedFile
-from recd_plugins.errors import DataError, so_many
+from recd_plugins.errors import DataError, cure_of, so_many
 from recd_plugins.storage.uri import Location
 
 __all__ = ["DamagedStripe", "Stripe", "read_stripe"]
@@ -52,10 +52,10 @@ def read_stripe(
             stripe.group, columns=list(columns), use_threads=threads, expand=expand
         )
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{stripe}: cannot be read ({error}). The file was damaged or cut short: write "
-            "it again, or take it out of the table."
-        ) from error
+        cure = cure_of(error) or (
+            "The file was damaged or cut short: write it again, or take it out of the table."
+        )
+        raise DataError(f"{stripe}: cannot be read ({error}). {cure}") from error
     stored = stripe.num_rows if stripe.stored is None else stripe.stored
     if rows.num_rows != stored:
         raise DataError(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 import warnings
 import weakref
@@ -30,7 +31,7 @@ from recd_plugins.data.growing import (
 )
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.data.table_writer import ChunkError
-from recd_plugins.errors import DataError, PluginError, RecdError, check_made, listed
+from recd_plugins.errors import DataError, PluginError, RecdError, RegistryError, check_made, listed
 from recd_plugins.notices import Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choices import Choice, Registry
@@ -430,6 +431,19 @@ def _while_written(
     return _locked_for_tables(registry.folder, progress)
 
 
+def _check_takes_files(folder: Path) -> None:
+    """Raises `RegistryError` for a folder, as one of /proc, in which no lock's file can be made:
+    that looks as if another process had the lock."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise RegistryError(
+            f"tables are written to {folder}, which takes no file ({error.strerror}). Name another "
+            "folder.",
+            "folder",
+        ) from error
+
+
 @contextlib.contextmanager
 def _locked_for_tables(folder: Path, progress: Progress) -> Iterator[None]:
     """Inside, no other process writes tables in a folder; `progress` reports that this process
@@ -440,6 +454,7 @@ def _locked_for_tables(folder: Path, progress: Progress) -> Iterator[None]:
     try:
         lock.acquire(timeout=WAITS_SILENTLY)
     except Timeout:
+        _check_takes_files(folder)
         progress(f"waiting for another process, which writes tables in {folder}", 0, None)
         lock.acquire()
     try:
