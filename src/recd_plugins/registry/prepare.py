@@ -427,19 +427,20 @@ def _while_written(
     tables may belong to somebody else and must then not be written to."""
     if _are_written(folders):
         return contextlib.nullcontext()
-    registry.folder.mkdir(parents=True, exist_ok=True)
+    _check_takes_files(registry.folder)
     return _locked_for_tables(registry.folder, progress)
 
 
 def _check_takes_files(folder: Path) -> None:
-    """Raises `RegistryError` for a folder, as one of /proc, in which no lock's file can be made:
-    that looks as if another process had the lock."""
+    """Make a folder; raises `RegistryError` if that fails, or no file can be made in it: of one of
+    /proc, a lock's file looks as if another process had it."""
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise RegistryError(
-            f"tables are written to {folder}, which takes no file ({error.strerror}). Name another "
-            "folder.",
+            f"tables are written to {folder}, which takes no files ({error.strerror}). Name "
+            "another folder, or see to its rights and to the space on its disk.",
             "folder",
         ) from error
 
@@ -454,7 +455,6 @@ def _locked_for_tables(folder: Path, progress: Progress) -> Iterator[None]:
     try:
         lock.acquire(timeout=WAITS_SILENTLY)
     except Timeout:
-        _check_takes_files(folder)
         progress(f"waiting for another process, which writes tables in {folder}", 0, None)
         lock.acquire()
     try:
