@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from recd_plugins.cli.options import (
     reported,
     server_of_ranks,
 )
-from recd_plugins.errors import RecdError, RegistryError, so_many
+from recd_plugins.errors import RecdError, RegistryError, shown, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.launch.server import RankServer
@@ -63,6 +64,7 @@ def train(
     """
     changes = list(overrides or ())
     with reported(debug), server_of_ranks(registry, overrides) as server:
+        _check_read(changes)
         check_of_use(
             {"--resume-or-begin": resume and resume_or_begin},
             "--resume goes on from a checkpoint or ends",
@@ -86,6 +88,16 @@ def train(
         print(json.dumps(summary))
     else:
         _show(summary)
+
+
+def _check_read(overrides: Sequence[str]) -> None:
+    """Raises `RegistryError` for an override of what only another command reads."""
+    for one in overrides:
+        if one.partition("=")[0].partition(".")[0] == "stats":
+            raise RegistryError(
+                f"override {shown(one)}: training measures no table. Take it out, or hand it to "
+                "`recd data stats`."
+            )
 
 
 def _lead(
