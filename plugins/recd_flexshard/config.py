@@ -23,38 +23,39 @@ class FlexShardConfig(Config):
     """Options of FlexShard's planner."""
 
     goal: Goal = "auto"
-    """memory_neutral (the paper's), max_memory_saving, min_communication, budget (the least time
-    within budget_gb) or auto (that, over coalescing and TorchRec's own plan too; never slower than
-    that plan by the prices)."""
+    """What the plan optimises: memory_neutral (the paper's), max_memory_saving, min_communication,
+    budget (the least time within budget_gb), or auto. `auto` is budget, also with coalescing and
+    TorchRec's own plan to choose from, and by the prices never slower than that plan."""
     tiers: Literal[1, 2, 3] = 3
-    """1: row-wise alone, so that no row has a replica; 2: replicated rows and those at home;
-    3: rows per_node between them."""
+    """The tiers that rows may be in: home alone, so that no row has a replica (1); also replicated
+    (2); also per_node, between them (3). Fewer tiers are for comparisons."""
     budget_gb: float | None = None
-    """Extra memory per rank, GB, for the goals budget and auto; negative: to be saved; by default
-    0. Buffers in which coalesced ids travel count only where memory is to be saved."""
+    """The extra memory of a rank in GB, for the goals budget and auto, by default 0; a negative
+    number is to be saved. Buffers of coalesced ids count only where memory is to be saved."""
     coalesce: Coalesce | None = None
-    """The way in which ids travel: as they are, once per rank, once per node; by default as they
-    are, but for the goal auto, which chooses itself."""
+    """How ids travel: as they are (`none`), once per rank (`rank`), or once per node (`node`). By
+    default they travel as they are; the goal auto always chooses itself."""
     k: Annotated[float, Range(ge=1)] | None = None
-    """Bytes that a replicated row takes with all that goes with it, over its own; by default 1,
-    its optimizer state, and 0.64 for gradients under way; or 6.25, for the paper's prices."""
+    """The memory of a replicated row, with all that goes with it, divided by the row's own bytes.
+    By default it is 1, the row's optimizer state, and 0.64 for gradients under way; with the
+    paper's prices 6.25."""
     prices: Pricing = "ours"
-    """The prices: ours, or those of the paper, where a row is sent once per access, all replicas'
-    gradients are all-reduced in every step, and its framework has k = 6.25. With `goal:
-    memory_neutral` that is FlexShard as published, to compare with: training is as ours either
-    way."""
+    """The prices: `ours`, or `paper`, where a row is sent once per access, the gradients of all
+    replicas are all-reduced in every step, and k is 6.25. With `goal: memory_neutral`, `paper`
+    plans as FlexShard was published, for comparisons; training is ours with either."""
     tables: tuple[str, ...] = ("*",)
-    """Names or globs of the tables that may have replicas; others are left to TorchRec. But for the
-    goal auto, `*` means those of sequences, and pooled tables are named, with `coalesce: rank` or
-    `node`."""
+    """Names or globs of the tables that may have replicas; TorchRec plans the others. Except for
+    the goal auto, `*` takes tables of sequences alone: name pooled tables, and set `coalesce` to
+    `rank` or `node`."""
     profile: Path | None = None
-    """A saved profile to plan with; by default batches of training are counted."""
+    """A saved profile to plan with, as `recd data profile` writes it. By default batches of
+    training are counted."""
     profile_batches: Annotated[int | None, Range(ge=1, le=1_000_000_000)] = None
-    """The number of batches of each rank to count; by default of a table as many as it takes, from
-    all over it, and of a trainer's own loader the first 100."""
+    """The number of batches of each rank that are counted. By default it is as many as are needed,
+    from all over a table, and the first 100 of a trainer's own loader."""
     plan: Path | None = None
-    """A tier plan that `recd plan --save` wrote, to be taken as it is, for the same number of
-    ranks and nodes; nothing is counted or chosen then."""
+    """A tier plan that `recd plan --save` wrote, for the same number of ranks and nodes. It is
+    taken as it is: nothing is counted or chosen."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,50 +22,56 @@ class ScarsConfig(Config):
     """Options of SCARS' cache."""
 
     size: Literal["optimum", "budget", "hit_rate", "plan"] = "optimum"
-    """The number of rows that are cached, on every rank: the paper's optimum, less the rows whose
-    replicas' gradients take longer to reduce than the rows to fetch from memory; what fits
-    `budget_gb`; as few as take the share `hit_rate` of lookups; or as the sharding slot's planner
-    of replicas plans, say flexshard, whose tiers and coalescing are then the cache's."""
+    """How many rows each rank caches: the paper's optimum, less the rows whose replicas' gradients
+    take longer to reduce than the rows to fetch from memory (`optimum`); what fits `budget_gb`
+    (`budget`); or as few as take the share `hit_rate` of lookups (`hit_rate`). With `plan`, the
+    sharding slot's planner of replicas, such as flexshard, decides on rows, tiers and
+    coalescing."""
     budget_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
-    """Memory of a rank for all cached rows and what goes with them, GB; for size budget."""
+    """With `size: budget`, the memory of a rank in GB for all cached rows and what goes with
+    them."""
     hit_rate: Annotated[float, Range(gt=0, le=1)] | None = None
-    """The share of all tables' lookups that cached rows are to take; for size hit_rate."""
+    """With `size: hit_rate`, the share of all tables' lookups that cached rows are to serve."""
     force: bool = False
-    """Whether to cache and coalesce even where the prices have TorchRec's own plan faster; a
-    `budget_gb`, a `hit_rate` or another `home` than memory say so too."""
+    """Whether rows are cached and coalesced even if the prices have TorchRec's own plan faster. A
+    `budget_gb`, a `hit_rate` or a `home` other than memory force it too."""
     coalesce: Coalesce = "rank"
-    """The way in which ids travel that are not cached: as they are, once per rank, once per
-    node."""
+    """How ids travel that are not cached: as they are (`none`), once per rank (`rank`), or once per
+    node (`node`)."""
     tables: tuple[str, ...] = ("*",)
-    """Names or globs of the tables that are cached and coalesced."""
+    """Names or globs of the tables that are cached and coalesced; by default all."""
     memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
-    """Memory of a rank, GB, which tables, cache and batch share, for size optimum and home host;
-    by default the topology's device_memory_gb, less the share of it that `sharding.reserve` keeps,
-    or host_memory_gb on the CPU."""
+    """The memory of a rank in GB that tables, cache and batch share, for `size: optimum` and `home:
+    host`. By default it is the topology's device_memory_gb, less the share that `sharding.reserve`
+    keeps, or on a CPU host_memory_gb."""
     activation_bytes: Annotated[float, Range(gt=0)] | None = None
-    """The bytes that the activations of a sample take, for size optimum; by default the rows that
-    it looks up and their gradients, the least that there can be."""
+    """The bytes that the activations of a sample take, for `size: optimum`. By default they are the
+    least possible: the rows that the sample looks up, and their gradients."""
     hot_batches: bool = True
     """Whether samples all of whose ids are cached train together, in batches without an
     all-to-all."""
     window: Annotated[int, Range(ge=1, le=1_000_000)] = 16
-    """Batches of a rank among which samples change places for that; the order of an epoch drifts
-    by as much."""
+    """The number of a rank's batches among which samples change places for hot batches. The order
+    of an epoch changes by at most as much."""
     home: Home = "memory"
-    """The place where tables and their optimizer states lie: in the memory of what trains; in
-    memory-mapped files, which may be larger (on the CPU alone); or in host memory, but for those
-    that fit the device, served by TorchRec's UVM kernels (on CUDA alone)."""
+    """Where tables and their optimizer states are: in the memory of the training device (`memory`);
+    in memory-mapped files, which may be larger than memory (`mapped`, on a CPU alone); or in host
+    memory, served by TorchRec's UVM kernels, except for tables that fit the device (`host`, on CUDA
+    alone)."""
     cache_algorithm: CacheAlgorithm | None = None
-    """The rows that the caches of these kernels keep, for home host: lru, those looked up last, by
-    default; or lfu, those looked up most, for 8 bytes of the device for each row of a table."""
+    """With `home: host`, the rows that the caches of TorchRec's kernels keep: those looked up last
+    (`lru`, the default), or those looked up most (`lfu`). `lfu` takes 8 bytes of the device for
+    each row of a table."""
     mapped_folder: Path | None = None
-    """The folder of these files, on a disk; by default `mapped` in the registry's folder."""
+    """With `home: mapped`, the folder of the files, which must be on a disk. By default it is
+    `mapped` in the registry's folder."""
     profile: Path | None = None
-    """A saved profile to plan with; by default batches of training are counted."""
+    """A saved profile to plan with, as `recd data profile` writes it. By default batches of
+    training are counted."""
     profile_batches: Annotated[int | None, Range(ge=0, le=1_000_000_000)] = None
-    """The number of batches of each rank to count; by default of a table as many as it takes, from
-    all over it, and of a trainer's own loader the first 100. 0: nothing is cached at first, and
-    train.retier_every sizes and fills the cache by what it sees."""
+    """The number of batches of each rank that are counted; by default as many as are needed, from
+    all over a table, and the first 100 of a trainer's own loader. With 0 nothing is cached at
+    first, and train.retier_every sizes and fills the cache by the lookups that it sees."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

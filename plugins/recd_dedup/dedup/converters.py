@@ -52,17 +52,21 @@ class GroupsConfig(Config):
     """The features that are deduplicated, and which of them in one group."""
 
     groups: tuple[tuple[str, ...], ...] | Literal["auto"] = "auto"
-    """Lists of features (the paper's dedup_sparse_features); `auto`: as the advisor finds."""
+    """The lists of features that are deduplicated together (the paper's dedup_sparse_features).
+    With `auto` the advisor chooses them."""
     features: tuple[str, ...] = ("*",)
-    """With `auto`, names or globs of the features that may be deduplicated."""
+    """With `auto`, names or globs of the features that the advisor may deduplicate; by default
+    all."""
     min_factor: Annotated[float, Range(ge=1)] = 1.5
-    """With `auto`, the DedupeFactor from which on a feature is deduplicated, counting exact
-    copies alone."""
+    """With `auto`, the least DedupeFactor of a feature that is deduplicated; exact copies alone
+    count. Lower it to have features weighed that repeat less."""
     weigh: Literal["time", "bytes"] = "time"
-    """With `auto`, what a group must save more of than it costs: the time of a step, as measured on
-    this device and these links for this model; or the bytes of a batch, which are memory too."""
+    """With `auto`, what a group must save more of than it costs: `time` is the time of a step, as
+    measured on this device and these links for this model; `bytes` are those of a batch. Take
+    `bytes` if memory is short."""
     validate: bool = False
-    """Check the rules of every tensor made; slow, to find defects."""
+    """Whether every IKJT is checked against the rules of its class when it is made. That is slow;
+    switch it on to find a defect."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

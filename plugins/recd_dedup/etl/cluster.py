@@ -178,17 +178,19 @@ class ClusterConfig(Config):
     """The `cluster_by_session` step."""
 
     memory_gb: Annotated[float, Range(gt=0, le=1e9)] = 1.0
-    """Memory for rows, in GB; a larger table takes more buckets, not more memory."""
+    """The memory for rows, in GB. A larger table is sorted in more buckets, not in more memory."""
     engine: Literal["pyarrow", "spark"] = "pyarrow"
-    """`spark` needs pyspark and Java, and yields the same rows in the same order."""
+    """The program that sorts: `pyarrow`, or `spark`, which needs pyspark and Java and yields the
+    same rows in the same order. Choose `spark` if a table outgrows one machine's disk."""
     spark_master: str = "local[*]"
-    """The master that `spark` runs on: `local[2]` takes two threads of this machine."""
+    """The master on which `spark` runs. `local[*]` takes all cores of this machine, `local[2]` two
+    threads of it."""
     compression_level: Annotated[int, Range(ge=1, le=19)] = 3
-    """The level of zstd. On an RM1-like table 3 made files 25% smaller than 1, in the same time."""
+    """The level of zstd: a higher one writes smaller files. On an RM1-like table, level 3 made
+    files 25% smaller than level 1, in the same time."""
     leave_out_repeats: bool = False
-    """Leave out of the files what repeats: a null stands for each list of ids that equals the row
-    before's. Files get smaller, and are read without decoding a list twice; other readers of
-    Parquet see the nulls."""
+    """Whether the files have a null for each list of ids that equals the list of the row before.
+    Files get smaller and no list is decoded twice, but other readers of Parquet see the nulls."""
 
     def idle_options(self) -> Mapping[str, str]:
         if self.engine == "spark":

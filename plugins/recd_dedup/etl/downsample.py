@@ -92,7 +92,8 @@ class DownsampleConfig(Config):
     keep: Annotated[float, Range(gt=0, le=1)] = 0.5
     """The probability that a session (or a sample) is kept."""
     seed: Annotated[int, Range(ge=0)] = 0
-    """The seed that draws those that are kept; the trainer's has no say in it."""
+    """The seed of the draw; `train.seed` does not change it. The same seed keeps the same sessions
+    (or samples)."""
 
 
 @dataclass(frozen=True)

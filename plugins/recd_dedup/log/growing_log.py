@@ -72,23 +72,23 @@ class GrowingLogConfig(LoggedConfig):
     """Samples from raw logs that are still being written, one period after another."""
 
     origin: int
-    """The time at which period 0 begins, in ms since 1970; earlier messages count as late."""
+    """The time at which period 0 begins, in ms since 1970. Earlier messages count as late."""
     period_ms: Annotated[int, Range(ge=1)] = 60 * 60_000
-    """The time that a period covers. A period is an epoch of training; its rows are shuffled
-    together."""
+    """The length of a period in ms, by default an hour. A period is an epoch of training, and its
+    rows are shuffled together."""
     until: int | None = None
-    """The time at which the data end, in ms since 1970: no period begins then or later. One that
-    begins before it closes as usual, by messages that come: if nobody writes, the log is waited
-    for, for `patience` seconds, whatever a clock says."""
+    """The time at which the data end, in ms since 1970: no period begins then or later; by default
+    the data have no end. Messages close the last period, as any other, and no clock does: if nobody
+    writes, a rank waits for it for `patience` seconds."""
     ends_when_sealed: bool = False
     """Whether the data end once nobody writes any more and the writer that came furthest has
-    closed; otherwise other writers are waited for."""
+    closed. Otherwise, the default, a rank waits for other writers."""
     patience: Annotated[float, Range(gt=0)] = 600.0
-    """Seconds that a rank waits for a period that has not closed while no writer comes nearer to
-    its end."""
+    """The seconds for which a rank waits for a period that has not closed while no writer comes
+    nearer to its end. Raise it if your writers pause for longer."""
     keep: Annotated[int, Range(ge=1)] = 8
-    """How many periods before that of the latest checkpoint keep their tables. Earlier periods keep
-    only their manifests, by which the log gives the same tables again."""
+    """The number of periods before that of the latest checkpoint whose tables are kept. Earlier
+    periods keep only their manifests, from which the log gives the same tables again."""
 
     def idle_options(self) -> Mapping[str, str]:
         why = "a period knows the ids of all of its requests"

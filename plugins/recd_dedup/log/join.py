@@ -43,14 +43,15 @@ class JoinConfig(Config):
     """The time for which requests and events look for each other."""
 
     window_ms: Annotated[int, Range(ge=0)] = 30 * 60_000
-    """A request's window: events up to here after it make it positive. Memory holds its features
-    that long."""
+    """The time after a request, in ms, within which an event makes it positive; by default 30
+    minutes. Memory holds the request's features that long."""
     disorder_ms: Annotated[int, Range(ge=0)] = 60_000
-    """The time by which messages of a log shard may be out of order: clocks that differ,
-    redelivery."""
+    """The time in ms by which messages of a log shard may be out of order, by default a minute.
+    Raise it if clocks differ by more, or messages are delivered again later."""
     remember_ms: Annotated[int, Range(ge=0)] = 60 * 60_000
-    """The time after its window for which a request's id is known, to spot duplicates and late
-    events; a period of `growing_log` knows all of its own."""
+    """The time in ms, after its window, for which a request's id is remembered to recognise
+    duplicates and late events; by default an hour. A period of `growing_log` knows all ids of its
+    own requests."""
 
 
 @dataclass(eq=False)

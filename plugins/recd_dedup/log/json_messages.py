@@ -39,22 +39,22 @@ class JsonMessages(Config):
     columns: ForeignSchema
     """The fields of requests that become columns, as `recd data schema` writes them for such
     objects in lines; a dotted name is a field of a nested object. With `session_id: null` the
-    session is the message's key, with `timestamp: null` the time is the message's own."""
+    message's key is the session, with `timestamp: null` the message's own time is the time."""
     request_id: str | None = None
-    """The field with a request's id, in the request and in its events: a text or a whole number.
-    Without it, equal messages of the same time count as one."""
+    """The field that has the request's id, a text or a whole number, in requests and in events. By
+    default there is none, and equal messages of the same time count as one."""
     kind: str | None = None
-    """The field that says whether a message is a request or an event. Without it all are requests,
-    which carry their labels and wait for nothing."""
+    """The field that says whether a message is a request or an event. By default all messages are
+    requests, which carry their labels and wait for no event."""
     requests: tuple[Kind, ...] = ()
-    """The values of `kind` that make a message a request; by default all that are not among
-    `events`, or a missing one."""
+    """The values of `kind` that make a message a request. By default a message is one if its kind
+    is missing or is not among `events`."""
     events: tuple[Kind, ...] = ()
     """The values of `kind` that make a message an event, which makes its request's label 1; by
     default all that are not among `requests`. Messages of other kinds are left out."""
     malformed: Literal["raise", "skip"] = "raise"
     """What happens to a message that is not a JSON object, lacks an id or does not fit the columns:
-    an error, or it is left out and counted."""
+    it is an error (`raise`), or it is left out and counted (`skip`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,34 +54,35 @@ class KafkaConfig(Config):
     """Raw logs in a Kafka topic."""
 
     servers: str
-    """Brokers: host:port, comma-separated."""
+    """The brokers, as host:port, separated by commas."""
     topic: str | tuple[str, ...] = "recd-log"
-    """A topic that exists; or several, for example one of requests and one of events, with equal
-    numbers of partitions, and with a session in partitions of the same number."""
+    """The topic, which must exist; or several, for example one of requests and one of events.
+    Several need equal numbers of partitions, and a session's messages must be in partitions of the
+    same number."""
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
-    """The topic's partitions."""
+    """The number of the topic's partitions."""
     route: LogRoute = "session"
-    """What determines a message's partition: its key, which is the session; or anything else, and
-    then all partitions are joined as one, and a message needs no key."""
+    """What determines a message's partition: its key, which is the session (`session`), or anything
+    else (`message`). With `message` all partitions are joined as one, and messages need no key."""
     times: Literal["created", "appended"] = "created"
-    """Whose time a message has: its producer's (CreateTime, Kafka's default), or the broker's, if
-    the topic keeps only that (LogAppendTime)."""
+    """Whose time a message has: `created` is its producer's (CreateTime, Kafka's default). Take
+    `appended`, the broker's, if the topic keeps only that (LogAppendTime)."""
     linger_ms: Annotated[int, Range(ge=0)] = 50
-    """How long messages wait for others to be packed with."""
+    """The time in ms for which a written message waits for others, to be packed with them."""
     batch_bytes: Annotated[int, Range(ge=1)] = 1 << 20
-    """How many bytes are packed at a time."""
+    """The number of bytes that are packed together."""
     timeout_s: Annotated[float, Range(gt=0)] = 30.0
-    """How long brokers may take to answer."""
+    """The seconds after which a broker that has not answered is an error."""
     quiet_ms: Annotated[int, Range(ge=0)] | None = None
-    """If a partition has no newer messages and others are ahead of it by this time, a period of a
-    growing log closes without it: what comes to it later is late. By default a period waits for
-    every partition."""
+    """The time in ms by which other partitions must be ahead of one without newer messages, so that
+    a period of a growing log closes without it; what comes to it later is late. By default a period
+    waits for every partition."""
     may_lack: bool = False
-    """Whether a partition whose oldest messages were deleted may be read; else that is an error.
-    Messages that are deleted while they are still to be read are an error in any case."""
+    """Whether a partition may be read although its oldest messages were deleted; by default that is
+    an error. Messages that are deleted while they are still to be read are an error in any case."""
     client: Mapping[str, Any] = field(default_factory=dict)
-    """More options of librdkafka, for example for security. Relative paths of certificates start
-    from the folder in which the command runs, as those of tables do."""
+    """More options of librdkafka, for example for security. Relative paths of certificates start at
+    the folder in which the command runs, as those of tables do."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

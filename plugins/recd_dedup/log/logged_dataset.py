@@ -43,15 +43,16 @@ class LoggedConfig(Config):
     """Samples from raw logs."""
 
     schema: Schema = field(default_factory=Schema)
-    """The columns of the samples, for a log with messages of its own, which carry the features; by
-    default those of `messages`."""
+    """The columns of the samples, for a log whose own messages carry the features. By default they
+    are those of `messages`."""
     messages: JsonMessages | None = None
-    """How to read messages that other programs wrote; by default they are the log's own."""
+    """How messages that other programs wrote are read. By default messages have the log's own
+    format."""
     join: JoinConfig = field(default_factory=JoinConfig)
     """How long requests and events wait for each other."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
-    """The share of sessions, drawn by their ids, that are in the test split; no session is in
-    both."""
+    """The share of sessions, drawn by their ids, that form the test split. No session is in both
+    splits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,21 +30,23 @@ class ReplayConfig(Config):
     """What happens to messages between service and log; by default events only come later."""
 
     seed: Annotated[int, Range(ge=0)] = 0
-    """Same seed, same messages."""
+    """The seed of what is drawn here: the same seed yields the same messages."""
     delay_ms: Annotated[int, Range(ge=0)] = 5 * 60_000
-    """Events come up to this long after their request, evenly distributed."""
+    """The longest time in ms from a request to its events, by default 5 minutes; delays are evenly
+    distributed."""
     redelivery_ms: Annotated[int, Range(ge=0)] = 10_000
-    """Duplicates arrive up to this long after the first, evenly distributed, with its timestamp."""
+    """The longest time in ms from a message to its duplicate, which has the same timestamp; delays
+    are evenly distributed."""
     duplicate_requests: Share = 0.0
-    """Share of requests that arrive twice."""
+    """The share of requests that arrive twice."""
     duplicate_events: Share = 0.0
-    """Share of events that arrive twice."""
+    """The share of events that arrive twice."""
     lost_requests: Share = 0.0
-    """Share of requests that never arrive, although their events do."""
+    """The share of requests that never arrive, although their events do."""
     lost_events: Share = 0.0
-    """Share of events that never arrive."""
+    """The share of events that never arrive."""
     missing: Share = 0.0
-    """Share of a request's features that its message lacks."""
+    """The share of a request's features that its message lacks."""
 
 
 class Replay:

@@ -68,21 +68,24 @@ class ZstdShardsConfig(Config):
     """Raw logs as zstd-packed shard files."""
 
     folder: Location | None = None
-    """The folder of the log; by default `log` in the registry's folder. On a store it can only be
-    read."""
+    """The folder of the log; by default `log` in the registry's folder. A log on a store can only
+    be read."""
     shards: Annotated[int, Range(ge=1, le=65_536)] = 64
-    """Log shards. A writer holds up to `block_bytes` of each in memory."""
+    """The number of log shards. A writer holds up to `block_bytes` of each in memory."""
     route: LogRoute = "session"
-    """The value that determines a message's shard: its session id (O1), or a hash of the
-    message."""
+    """The value that determines a message's shard: its session id (`session`, O1), or a hash of the
+    message (`message`)."""
     level: Annotated[int, Range(ge=1, le=19)] = 3
-    """zstd's."""
+    """The level of zstd: a higher one writes smaller files, and takes longer."""
     block_bytes: Annotated[int, Range(ge=1, le=1 << 28)] = 4 << 20
-    """How many bytes are packed and written at a time; also how many a reader holds per writer."""
+    """The number of bytes that are packed and written together. A reader holds as many for each
+    writer."""
     fsync: Fsync = "flush"
-    """When data is forced to the disk: at each block, at flush and close, or never."""
+    """When data is forced to the disk: at each block, at flush and close (the default), or
+    never."""
     damaged: Damaged = "raise"
-    """What a reader does if a file is damaged: raise, or skip what cannot be read."""
+    """What a reader does if a file is damaged: it ends with an error (`raise`), or leaves out what
+    cannot be read (`skip`)."""
 
 
 class ZstdShards:

@@ -36,15 +36,15 @@ class SessionStatsConfig(Config):
     """The `sessions` measure."""
 
     batch_size: Annotated[int, Range(ge=1)] = 4096
-    """B: samples of a batch."""
+    """B, the number of samples of a batch."""
     max_rows: Annotated[int, Range(ge=1)] | None = None
-    """Measure about as many rows: whole sessions, drawn by their hash, and batches evenly
-    spaced over the table. By default all."""
+    """About how many rows are measured: whole sessions, drawn by their hash, and batches evenly
+    spaced over the table; by default all rows. Set it if the table is large."""
     together: Annotated[float, Range(gt=0, le=1)] = 0.9
-    """Features form a group where, of the samples in which one of two changes, both change in
-    this share."""
+    """The share that makes features a group: of the samples in which one of two features changes,
+    both change in at least this share."""
     memory_gb: Annotated[float, Range(gt=0, le=1e9)] = 1.0
-    """Memory for rows, in GB; a batch is held whole in any case."""
+    """The memory for rows, in GB. A batch is held whole in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)

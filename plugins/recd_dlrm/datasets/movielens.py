@@ -45,17 +45,19 @@ class MovieLensConfig(Config):
     """The `movielens` dataset."""
 
     path: Path
-    """The ratings, say ml-100k.inter: user_id, item_id, rating, timestamp (in seconds)."""
+    """The file of ratings, such as ml-100k.inter: user_id, item_id, rating, timestamp (in
+    seconds)."""
     threshold: float = 4.0
-    """The least rating with label 1."""
+    """The lowest rating that has label 1."""
     session_gap_minutes: Annotated[float, Range(gt=0)] = 30.0
-    """A longer pause of a user starts a new session."""
+    """The pause of a user, in minutes, after which a new session begins."""
     history: History = "frozen"
-    """The items rated before the session (frozen) or before the sample (growing)."""
+    """The items of a history: those rated before the session (`frozen`), or before the sample
+    (`growing`)."""
     history_length: Annotated[int, Range(ge=1)] = 20
-    """The most recent items that a history keeps."""
+    """The number of items that a history keeps, the most recent ones."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
-    """The share of ratings, the latest, that form the test split."""
+    """The share of ratings that form the test split: the latest ones."""
 
 
 class _Ratings(NamedTuple):

@@ -25,17 +25,18 @@ class RowsConfig(Config):
     """Everything in a generated row except its ids."""
 
     samples: Annotated[int, Range(ge=1)] = 20_000
-    """Rows of the train split."""
+    """The number of rows of the train split."""
     test_samples: Annotated[int, Range(ge=1)] = 2_000
-    """Rows of the test split."""
+    """The number of rows of the test split."""
     dense: Annotated[int, Range(ge=0, le=100_000)] = 13
-    """Dense features: dense_0, dense_1, ..."""
+    """The number of dense features: dense_0, dense_1, ..."""
     dense_distribution: Literal["uniform", "normal"] = "uniform"
-    """The distribution of dense values: even over [0, 1), or Gaussian of mean 0 and deviation 1."""
+    """The distribution of dense values: even over [0, 1) (`uniform`), or Gaussian with mean 0 and
+    deviation 1."""
     positive_rate: Annotated[float, Range(ge=0, le=1)] = 0.5
     """The probability of label 1."""
     seed: Annotated[int, Range(ge=0)] = 0
-    """Same seed, same rows; the trainer's seed has no say in it."""
+    """The seed of the rows; `train.seed` does not change it. The same seed yields the same rows."""
 
     def idle_options(self) -> Mapping[str, str]:
         if self.dense:
@@ -77,11 +78,13 @@ class RandomConfig(RowsConfig):
     """
 
     num_ids: Annotated[tuple[int, ...], Range(ge=1)] = (10_000,) * 8
-    """One sparse feature each, cat_0, cat_1, ..., with ids drawn evenly from [0, num_ids)."""
+    """The number of ids of each sparse feature, cat_0, cat_1, ...; ids are drawn evenly from [0,
+    num_ids)."""
     lookups: Annotated[int | tuple[int, ...], Range(ge=1, le=1_000_000)] = 4
-    """k ids per sample and feature: one k for all, or a list with one per feature."""
+    """k, the number of ids per sample: one number for all features, or a list with one for each."""
     fixed_lookups: bool = False
-    """Exactly k ids; else a number drawn evenly from [1, k] for each sample."""
+    """Whether each sample has exactly k ids. By default their number is drawn evenly from [1,
+    k]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,19 +40,21 @@ class YoochooseConfig(Config):
     """The `yoochoose` dataset."""
 
     path: Path
-    """The clicks, tab-separated: SessionId, ItemId, Time (in seconds)."""
+    """The file of clicks, separated by tabs: SessionId, ItemId, Time (in seconds)."""
     history: History = "frozen"
-    """The session's first `context` clicks (frozen), or all before the sample (growing)."""
+    """The clicks of a history: the session's first `context` ones (`frozen`), or all before the
+    sample (`growing`)."""
     context: Annotated[int, Range(ge=1)] = 2
-    """The first clicks of a session, which are history and never samples."""
+    """The number of clicks that begin a session: they are history, and never samples."""
     history_length: Annotated[int, Range(ge=1)] = 20
-    """The most recent clicks that a history keeps."""
+    """The number of clicks that a history keeps, the most recent ones."""
     negatives: Annotated[int, Range(ge=1)] = 3
-    """Samples with label 0 beside each click."""
+    """The number of samples with label 0 beside each click."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
-    """About the share of clicks whose sessions, the latest, form the test split."""
+    """About the share of clicks that form the test split. Sessions stay whole, and the latest are
+    taken."""
     seed: Annotated[int, Range(ge=0)] = 0
-    """Same seed, same negatives."""
+    """The seed of the negatives: the same seed draws the same ones."""
 
 
 class _Clicks(NamedTuple):

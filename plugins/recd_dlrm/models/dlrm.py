@@ -206,14 +206,16 @@ class DlrmConfig(Config):
     """Defaults are the paper's Kaggle model: bottom 512-256-64-16, top 512-256-1, D = 16."""
 
     embedding_dim: Annotated[int, Range(ge=4)] = 16
-    """D, of every table and of the bottom MLP's output; a multiple of 4."""
+    """D, the width of every table and of the bottom MLP's output; a multiple of 4."""
     bottom: Annotated[tuple[int, ...], Range(ge=1)] = (512, 256, 64)
-    """Layers of the bottom MLP; one of embedding_dim follows if it is not the last."""
+    """The widths of the bottom MLP's layers. If the last is not embedding_dim, a layer of that
+    width follows."""
     top: Annotated[tuple[int, ...], Range(ge=1)] = (512, 256)
-    """Layers of the top MLP; one with an output for each label follows if it is not the last."""
+    """The widths of the top MLP's layers. A layer with one output for each label follows, unless
+    the last is that layer."""
     features: str | tuple[str, ...] = "*"
-    """The sparse features and dense columns of batches that it takes, by name or glob. What neither
-    is one of these nor becomes one is not read."""
+    """Names or globs of the sparse features and dense columns that the model takes; by default all.
+    A column that is neither one of these nor made into one is not read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -323,9 +325,9 @@ class DlrmDcnConfig(DlrmConfig):
     """DLRM's options and the cross network's."""
 
     cross_layers: Annotated[int, Range(ge=1)] = 3
-    """Cross layers: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l."""
+    """The number of cross layers: x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l."""
     low_rank: Annotated[int, Range(ge=1)] = 64
-    """Rank of W V."""
+    """The rank of W V."""
 
 
 def build_dlrm_dcn(config: DlrmDcnConfig, context: Context) -> nn.Module:

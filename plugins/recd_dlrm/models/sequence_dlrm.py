@@ -42,10 +42,10 @@ class SequenceDlrmConfig(DlrmConfig):
     """DLRM's options, which features are sequences and what each is asked about."""
 
     sequences: tuple[str, ...] = ()
-    """Features to take as sequences beside those that the schema calls so."""
+    """Features that the model takes as sequences, beside those that the schema calls so."""
     query: Mapping[str, str] = field(default_factory=dict)
-    """Sequence to the feature whose vector is its pooling's query; by default the first
-    feature that shares its table and is no sequence, such as the item of a history."""
+    """For a sequence, the feature whose vector is its pooling's query. By default it is the first
+    feature that shares the sequence's table and is no sequence, such as the item of a history."""
 
 
 class Pooled(NamedTuple):

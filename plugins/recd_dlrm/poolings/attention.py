@@ -40,10 +40,10 @@ class AttentionConfig(Config):
     """Defaults are the paper's activation unit."""
 
     hidden: Annotated[tuple[int, ...], Range(ge=1)] = (36,)
-    """Layers of the activation unit's MLP before its one output."""
+    """The widths of the hidden layers of the activation unit's MLP, which has one output."""
     weights: Literal["linear", "sigmoid", "softmax"] = "linear"
-    """The function that is applied to that output: none, as in the paper, which keeps the intensity
-    of an interest; sigmoid, which bounds it; softmax over the row, which drops it."""
+    """What is done to that output: nothing (`linear`), as in the paper, which keeps the intensity
+    of an interest; sigmoid, which bounds it; or softmax over the row, which drops it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

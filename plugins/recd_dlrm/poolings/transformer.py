@@ -23,15 +23,16 @@ class TransformerConfig(Config):
     """Pre-norm encoder layers, without dropout."""
 
     heads: Annotated[int, Range(ge=1)] = 2
-    """Attention heads; they share the embedding dimension evenly."""
+    """The number of attention heads, which share the embedding dimension evenly."""
     layers: Annotated[int, Range(ge=1)] = 1
-    """Encoder layers."""
+    """The number of encoder layers."""
     expansion: Annotated[int, Range(ge=1)] = 4
-    """Width of the feed-forward part, in embedding dimensions."""
+    """The width of the feed-forward part, as a multiple of the embedding dimension."""
     positions: Annotated[int, Range(ge=0)] = 512
-    """Learned positions, counted from the row's end; older values share the last, 0 for none."""
+    """The number of learned positions, counted from the row's end; 0 learns none. Values that are
+    further from the end share the last position."""
     output: Literal["mean", "last"] = "mean"
-    """The mean over the row's positions, or the last position."""
+    """What the pooling yields: the mean over the row's positions, or the last position."""
 
 
 class Transformer(nn.Module):

@@ -38,24 +38,28 @@ class ServiceReaderConfig(Config):
     """The way in which workers read for a rank."""
 
     workers: Annotated[int, Range(ge=1, le=256)] = 2
-    """Workers of a rank: so many are started; of those that are there, so many are asked."""
+    """The number of a rank's workers: it starts so many, or with a `coordinator` asks so many of
+    those that are there. Raise it if training waits for batches."""
     most_workers: Annotated[int | None, Range(ge=1, le=256)] = None
-    """Start more, up to so many, while batches that wait are too few, and fewer again, down to
-    `workers`, while they are plenty; by default as many as `workers` all the time."""
+    """The largest number of workers: the rank starts more, up to so many, while too few batches
+    wait, and ends some, down to `workers`, while plenty do. By default it is always `workers`."""
     backend: Literal["local", "ray"] = "local"
-    """Who starts workers: each rank, as processes of its machine, which end with it (local), or as
-    actors of Ray, spread over its nodes (ray)."""
+    """Who starts the workers: each rank, as processes of its machine that end with it (`local`), or
+    Ray, as actors that are spread over its nodes (`ray`)."""
     ray_address: str | None = None
-    """A running Ray that `backend: ray` joins, or `auto` for that of this machine; by default the
-    rank starts one."""
+    """The address of a running Ray that `backend: ray` joins, or `auto` for the one of this
+    machine. By default the rank starts a Ray of its own."""
     coordinator: str | None = None
-    """The host:port of a coordinator: its workers are asked, and none are started."""
+    """The host:port of a coordinator, whose workers the rank then asks. By default the rank starts
+    workers of its own."""
     token_file: Path | None = None
-    """The token of its workers, or of Ray's, beyond 127.0.0.1."""
+    """The file of the token that a coordinator's workers, or actors of Ray, ask for. You need it
+    for workers beyond 127.0.0.1."""
     certificate: Path | None = None
-    """PEM: the certificates that it trusts there; actors of Ray show it."""
+    """A PEM file with the certificates that the rank trusts beyond 127.0.0.1. Actors of Ray show
+    the same certificate."""
     key: Path | None = None
-    """PEM: the private key of that certificate, which actors of Ray read on their nodes."""
+    """A PEM file with the private key of that certificate. Actors of Ray read it on their nodes."""
     shuffle: bool = True
     """As the local reader's."""
     window: Annotated[int, Range(ge=0)] = 2
@@ -65,34 +69,39 @@ class ServiceReaderConfig(Config):
     tail: Tail = "drop"
     """As the local reader's."""
     streams: Annotated[int | None, Range(ge=1)] = None
-    """As the local reader's: equal streams are the same batches."""
+    """As the local reader's: with equal `streams` batches are the same."""
     pin_memory: bool | None = None
-    """As the local reader's."""
+    """Whether batches are in pinned memory, where torch sees a CUDA device; by default if the job
+    trains on it."""
     prefetch_mib: Annotated[int, Range(ge=1)] = 64
-    """Batches that wait in the rank, in MiB."""
+    """The memory, in MiB, for batches that wait in the rank."""
     shared_memory_mib: Annotated[int, Range(ge=0)] = 64
-    """Memory through which a started worker hands its batches to ranks of its own machine, in MiB;
-    0: they go over the wire, as those of other machines do."""
+    """The memory, in MiB, through which a started worker hands batches to ranks of its machine.
+    With 0 they go over the wire, as those of other machines do."""
     buffer_mib: Annotated[int, Range(ge=1)] = 256
-    """Batches that a started worker keeps, in MiB: those made ahead, then those it gave."""
+    """The memory, in MiB, in which a started worker keeps batches: first those that it made ahead,
+    then those that it has sent."""
     cache: Path | None = None
-    """A folder where started workers keep batches that memory has no room for, and from where
-    jobs that ask for the same have them: another model over the same table and transforms."""
+    """A folder in which started workers keep batches for which memory has no room; by default they
+    keep none. Set it if several jobs ask for the same batches, such as other models over the same
+    table and transforms."""
     cache_mib: Annotated[int, Range(ge=1)] = 8192
     """The largest size of that folder, in MiB."""
     hedge: Annotated[float, Range(gt=0)] = 1.0
-    """Seconds after which a worker must show that it is there, if a batch is wanted of it; after
-    twice as many another one is asked too."""
+    """The seconds after which a worker of whom a batch is wanted must show that it is there; after
+    twice as many, the rank asks another worker too."""
     deadline: Annotated[float, Range(gt=0)] = 60.0
-    """Seconds after which a call to a worker has failed."""
+    """The seconds after which a call to a worker has failed."""
     patience: Annotated[float, Range(gt=0)] = 5.0
-    """Seconds without any worker after which the rank reads by itself, or fails."""
+    """The seconds without any worker after which the rank does what `when_none_answers` says."""
     when_none_answers: Literal["read", "fail"] = "read"
-    """The action that a rank takes then."""
+    """What a rank does then: it reads by itself until a worker is back (`read`), or ends with an
+    error (`fail`)."""
     damaged: Literal["raise", "skip"] = "raise"
-    """A stripe that two workers cannot read, each after some tries: it ends the epoch (raise), or
-    its rows come empty and weigh 0, in this epoch and all later ones, and a resumed run leaves
-    out the same (skip; 5% of the stripes at most, and `sessions: split` alone)."""
+    """What happens if two workers cannot read a stripe, each after some tries: the epoch ends
+    (`raise`), or the stripe's rows come empty and weigh 0, now and in all later epochs, as in a
+    resumed run (`skip`). `skip` is for 5% of the stripes at most, and for `sessions: split`
+    alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,8 +49,8 @@ class DenseConfig(Config):
     """The column that the result goes to."""
 
     suffix: str = ""
-    """A column of the name with this behind it is made, and the other stays; where it is empty, the
-    result is in the place of the column."""
+    """What is added to the column's name for the result, and the column stays. By default the
+    result takes the column's place."""
 
 
 class Dense(nn.Module, ABC):
@@ -90,7 +90,7 @@ class LogitConfig(DenseConfig):
     """The distance that values keep from 0 and from 1."""
 
     eps: Annotated[float, Range(gt=0, lt=0.5)] = 1e-6
-    """Numbers are cut to [eps, 1 - eps]."""
+    """The distance that values keep from 0 and from 1: they are cut to [eps, 1 - eps]."""
 
 
 class Logit(Dense):
@@ -114,11 +114,11 @@ class BoxCoxConfig(DenseConfig):
     """The member of the family of powers."""
 
     lam: Annotated[float, Range(ge=-10, le=10)] = 0.0
-    """Lambda; 0 is the logarithm."""
+    """Lambda, the exponent; 0 is the logarithm."""
     shift: float = 0.0
-    """The number that is added first."""
+    """The number that is added to a value first."""
     least: Annotated[float, Range(gt=0)] = 1e-6
-    """Sums that are less become this, for a power of a negative number is none."""
+    """The least sum: smaller ones become this, since a negative number has no such power."""
 
 
 class BoxCox(Dense):
@@ -145,7 +145,7 @@ class OnehotConfig(DenseConfig):
     """The number of kinds."""
 
     n: Annotated[int, Range(ge=1, le=65_536)]
-    """Kinds are the numbers 0, 1, ..., n - 1."""
+    """The number of kinds, which are the numbers 0, 1, ..., n - 1."""
 
 
 class Onehot(Dense):
@@ -170,9 +170,9 @@ class ClampDenseConfig(DenseConfig):
     """The range, its ends in it."""
 
     low: Annotated[float, Range(ge=-LARGEST, le=LARGEST)] | None = None
-    """Smaller numbers become this one."""
+    """Smaller numbers become this one; by default there is no such bound."""
     high: Annotated[float, Range(ge=-LARGEST, le=LARGEST)] | None = None
-    """Larger numbers become this one."""
+    """Larger numbers become this one; by default there is no such bound."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,11 +203,11 @@ class BucketizeConfig(Config):
     """The borders where buckets end."""
 
     borders: tuple[float, ...]
-    """The last number of each bucket but of the last one, ascending."""
+    """The last number of each bucket, except of the last bucket; ascending."""
     suffix: str = "_bucket"
-    """The feature's name is the column's with this behind it."""
+    """What is added to the column's name for the feature's name."""
     keep: bool = True
-    """Whether the columns stay."""
+    """Whether the columns stay beside the features."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

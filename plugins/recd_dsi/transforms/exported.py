@@ -32,9 +32,9 @@ class ExportedConfig(Config):
     file: Path
     """The file that `recd_dsi.transforms.exported.export` wrote."""
     num_ids: Annotated[int, Range(ge=1, le=2**62)]
-    """Ids come out in [0, num_ids); others are an error."""
+    """The number of ids that come out, which are in [0, num_ids); any other id is an error."""
     sha256: str | None = None
-    """The SHA-256 that the file must have, if it is to be that one and no other."""
+    """The SHA-256 that the file must have; by default any file is taken."""
 
 
 def export(module: nn.Module, file: Path) -> None:

@@ -109,9 +109,11 @@ class SigridHashConfig(Config):
     """The hash, and how many ids come out."""
 
     modulo: Annotated[int, Range(ge=1, le=2**62)]
-    """Ids come out in [0, modulo): the rows that an embedding table needs."""
+    """The number of ids that come out, which are in [0, modulo): as many rows as an embedding table
+    needs."""
     salt: Annotated[int, Range(ge=0, le=2**62)] = 0
-    """Another salt is another hash: features that share a table collide in other places."""
+    """A number that changes the hash. Give features that share a table different ones, and their
+    ids collide in other places."""
 
 
 class SigridHash(IdWise):
@@ -147,7 +149,7 @@ class PositiveModulusConfig(Config):
     """The number of ids that come out."""
 
     modulo: Annotated[int, Range(ge=1, le=2**62)]
-    """Ids come out in [0, modulo)."""
+    """The number of ids that come out, which are in [0, modulo)."""
 
 
 class PositiveModulus(IdWise):
@@ -198,11 +200,12 @@ class MapIdConfig(Config):
     """The ids that become others."""
 
     ids: Mapping[int, int] = field(default_factory=dict)
-    """An id, and what it becomes: `{17: 1, 4: 2}`."""
+    """For an id, what it becomes: `{17: 1, 4: 2}`."""
     file: Path | None = None
-    """A Parquet file with columns `id` and `becomes` of integers, in place of `ids`."""
+    """A Parquet file with the columns `id` and `becomes`, both integers, instead of `ids`. Take it
+    for long maps."""
     other: Annotated[int, Range(ge=0, le=2**62)] = 0
-    """The id that every id becomes which is not named."""
+    """What every id becomes that the map does not name."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -340,9 +343,9 @@ class GetLocalHourConfig(Config):
     """The meaning of ids as times, and where their clock hangs."""
 
     zone: str
-    """The time zone by its name in the IANA database: `Europe/Berlin`."""
+    """The name of the time zone in the IANA database: `Europe/Berlin`."""
     unit: Literal["s", "ms"] = "s"
-    """The unit in which ids count the time since 1970 in UTC."""
+    """The unit of the ids, which are times since 1970 in UTC."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

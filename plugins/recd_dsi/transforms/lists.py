@@ -71,7 +71,7 @@ class FirstXConfig(Config):
     """The length at which rows are cut."""
 
     n: Annotated[int, Range(ge=0, le=2**31 - 1)]
-    """Ids that a row keeps: its first; shorter rows stay."""
+    """The number of ids that a row keeps, the first ones. Shorter rows stay as they are."""
 
 
 class FirstX(InPlace):
@@ -127,9 +127,9 @@ class SamplingConfig(Config):
     """The number of ids of a row that stay."""
 
     share: Annotated[float, Range(gt=0, le=1)]
-    """The chance of each id to stay."""
+    """The probability that an id stays."""
     salt: Annotated[int, Range(ge=0, le=2**62)] = 0
-    """Another salt draws others."""
+    """A number that changes the draw."""
 
 
 class Sampling(InPlace):
@@ -206,11 +206,11 @@ class ComputeScoreConfig(Config):
     """The function that an id's weight goes through."""
 
     scale: float = 1.0
-    """The number that its power is multiplied by."""
+    """The factor of the weight's power."""
     power: Annotated[float, Range(ge=0)] = 1.0
-    """The power that it is raised to."""
+    """The exponent of the weight."""
     offset: float = 0.0
-    """The number that is added."""
+    """The number that is added last."""
 
 
 class ComputeScore(nn.Module):

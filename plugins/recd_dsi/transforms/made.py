@@ -97,11 +97,11 @@ class NewFeatureConfig(Config):
     """The feature that is made, and what becomes of those that it is made of."""
 
     into: str
-    """The name of the feature that is made."""
+    """The name of the new feature."""
     keep: bool = True
-    """Whether the features that it is made of stay."""
+    """Whether the features from which it is made stay."""
     sequence: bool = False
-    """Whether the order of its ids carries meaning."""
+    """Whether the order of its ids has a meaning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,11 +171,11 @@ class NGramConfig(NewFeatureConfig):
     of: tuple[str, ...]
     """The features whose rows are joined, in this order, and cut into n-grams."""
     n: Annotated[int, Range(ge=1, le=64)] = 2
-    """Ids of an n-gram."""
+    """The number of ids of an n-gram."""
     modulo: Annotated[int, Range(ge=1, le=2**62)]
-    """Ids come out in [0, modulo)."""
+    """The number of ids that come out, which are in [0, modulo)."""
     salt: Annotated[int, Range(ge=0, le=2**62)] = 0
-    """Another salt is another hash."""
+    """A number that changes the hash."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -261,9 +261,9 @@ class PairConfig(NewFeatureConfig):
     """The two features that one is made of."""
 
     left: str
-    """One feature."""
+    """The first of the two features."""
     right: str
-    """Another one."""
+    """The second of the two features."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -276,9 +276,9 @@ class CartesianConfig(PairConfig):
     """The two features that one is made of, and how many ids come out."""
 
     modulo: Annotated[int, Range(ge=1, le=2**62)]
-    """Ids come out in [0, modulo)."""
+    """The number of ids that come out, which are in [0, modulo)."""
     salt: Annotated[int, Range(ge=0, le=2**62)] = 0
-    """Another salt is another hash."""
+    """A number that changes the hash."""
 
 
 class Cartesian(NewFeature):
@@ -434,7 +434,8 @@ class EnumerateConfig(NewFeatureConfig):
     of: str
     """The feature whose ids are counted."""
     longest: Annotated[int, Range(ge=1, le=2**31 - 1)]
-    """Places come out in [0, longest); those further on have the last."""
+    """The number of places that come out, which are in [0, longest). Ids that are further on get
+    the last place."""
 
 
 class Enumerate(NewFeature):

@@ -23,13 +23,15 @@ class ClippingConfig(Config):
     """Gradients of the dense parameters alone, summed over the ranks, so all ranks clip alike."""
 
     norm: Annotated[float, Range(gt=0)] | None = None
-    """The largest norm of all gradients together; they are scaled down to it."""
+    """The largest norm of all gradients together: a larger one is scaled down to it. By default
+    norms are not bounded."""
     norm_type: Annotated[float, Range(gt=0)] = 2.0
     """The order of the norm: 2 is the Euclidean one."""
     value: Annotated[float, Range(gt=0)] | None = None
-    """The largest magnitude of one number of a gradient; applied before `norm`."""
+    """The largest magnitude of a gradient's number, which is cut before `norm` counts. By default
+    numbers are not cut."""
     of: Literal["dense", "tables", "both"] = "dense"
-    """Only `dense`: tables have fused optimizers."""
+    """Which gradients are clipped: only `dense`, since tables have fused optimizers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,15 +23,17 @@ class EarlyStoppingConfig(Config):
     """All ranks see the same metrics, and end after the same step."""
 
     metric: str = "loss"
-    """The metric's name: loss, ne, auc, or one that another callback adds before this one."""
+    """The name of the metric: loss, ne, auc, or one that a callback before this one adds."""
     split: Literal["train", "test"] = "test"
-    """`test`: at every `train.eval_every` steps; `train`: at every `train.log_every`."""
+    """When the metric is looked at: with `test` at every `train.eval_every` steps, with `train` at
+    every `train.log_every`."""
     patience: Annotated[int, Range(ge=1)] = 3
-    """The number of times in a row that it may fail to improve before the run ends."""
+    """The number of looks in a row without an improvement after which the run ends."""
     min_delta: Annotated[float, Range(ge=0)] = 0.0
-    """The least amount by which it must improve."""
+    """The least amount by which the metric must improve."""
     goal: Literal["auto", "min", "max"] = "auto"
-    """The better direction; `auto`: `max` for names with auc, accuracy or precision, else `min`."""
+    """Whether larger (`max`) or smaller (`min`) values are better. `auto` takes `max` for names
+    with auc, accuracy or precision, and `min` for all others."""
 
 
 class EarlyStopping(Callback):

@@ -20,7 +20,7 @@ class MixedPrecisionConfig(Config):
     """Parameters, optimizers, tables and what collectives move stay float32."""
 
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    """The type that torch.autocast computes matrix products in. Not `float16`."""
+    """The type in which torch.autocast computes matrix products; `float16` is not supported."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,15 +36,16 @@ class ScheduleConfig(Config):
     """Rates start from those of `train.optimizer`; a resumed run goes on with the schedule."""
 
     of: Literal["both", "dense", "tables"] = "both"
-    """The scheduled rates: the dense parameters', the tables' (replicas follow them), or both."""
+    """Which learning rates the schedule changes: those of the dense parameters, those of the tables
+    and their replicas, or both."""
     warmup: Annotated[int, Range(ge=0)] = 0
-    """Steps in which the rate grows linearly to the whole one: step s takes (s + 1) / warmup of
-    it. The scheduler begins after them."""
+    """The number of first steps in which the rate grows linearly: step s takes (s + 1) / warmup of
+    the whole rate. The scheduler begins after them."""
     scheduler: str = ""
-    """A class of torch.optim.lr_scheduler, by its name in any case: cosineannealinglr, steplr, ...;
-    none: the rate stays."""
+    """A class of torch.optim.lr_scheduler, by its name in any case: cosineannealinglr, steplr, ...
+    By default there is none, and after the warmup the rate stays."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The scheduler's keyword arguments, say {T_max: 1000}; it steps once a step."""
+    """The scheduler's keyword arguments, such as {T_max: 1000}. It counts steps, not epochs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -101,13 +101,13 @@ class DenseColumn(Config):
     name: str
     """The column's name."""
     width: Annotated[int | None, Range(ge=1)] = None
-    """The number of floats of a vector, the same in every row. By default the column holds one
+    """The number of floats of a vector, the same in every row; by default the column holds one
     number."""
     nulls: Nulls = "error"
-    """The treatment of nulls, of NaN and of infinity."""
+    """What becomes of nulls, NaN and infinity; by default they are errors."""
     scale: Literal["as_is", "log"] = "as_is"
-    """log: sign(x) log(1 + abs(x)), for counts and amounts, whose largest values would drown the
-    others; a value that stands for nulls is scaled too."""
+    """`log` replaces x by sign(x) log(1 + abs(x)), and a value that stands for nulls too. Take it
+    for counts and amounts, whose largest values would drown the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,31 +115,32 @@ class ForeignSchema(Config):
     """The columns of foreign files and what they mean."""
 
     label: str = "label"
-    """The column with the target, 0 or 1; or else `labels`."""
+    """The column with the target, 0 or 1. Give `labels` instead for several targets or one of
+    another kind."""
     labels: tuple[Label, ...] = ()
-    """The columns with the targets, if there are several, or one that is not a click."""
+    """The columns with the targets, if there are several or one that is not a click."""
     sample_weight: str | None = None
-    """The column with each sample's weight in loss and metrics, or null if all have weight 1."""
+    """The column with each sample's weight in loss and metrics. By default all weigh 1."""
     session_id: str | tuple[str, ...] | None = "session_id"
-    """The column with the session, or several that identify it together, or null if the data have
-    no sessions. Whole numbers stay as they are; anything else is hashed to 64 bits."""
+    """The column with the session, several columns that identify it together, or null if the data
+    have no sessions. Whole numbers stay as they are; anything else is hashed to 64 bits."""
     timestamp: str | None = "timestamp"
-    """The column with the time, or null if the data have none: a date or time type of Arrow (UTC if
-    it has no time zone), or numbers or texts of `timestamp_unit`."""
+    """The column with the time, or null if the data have none. It has a date or time type of Arrow
+    (in UTC if it has no time zone), or numbers or texts that `timestamp_unit` describes."""
     timestamp_unit: TimeUnit = "ms"
-    """The unit of a timestamp that is a plain number: of time since 1970, or the digits of a date
-    in UTC, as 14102105 for `yymmddhh`. Or the form of a date in a text: yyyy-mm-dd is ISO 8601,
-    with a zone or in UTC; dd mmm yyyy has the month's English name, in any order, as
-    24/Sep/2012:03:35:21 +0000 or Mon Sep 24 03:35:21 +0000 2012; the others may also be separated
-    by . and -, and a time may follow, as 13:05 or 1:05 PM, in UTC. Years of two digits are those of
-    1969 to 2068."""
+    """How to read a timestamp that is a number or a text. Of a number it is the unit of time since
+    1970, or the digits of a date in UTC, as 14102105 for `yymmddhh`. Of a text it is the form of
+    its date: `yyyy-mm-dd` is ISO 8601, with a zone or in UTC; `dd mmm yyyy` has the month's English
+    name, in any order, as 24/Sep/2012:03:35:21 +0000 or Mon Sep 24 03:35:21 +0000 2012. In the
+    other forms . and - may separate the numbers too, and a time in UTC may follow, as 13:05 or 1:05
+    PM. A year of two digits is one of 1969 to 2068."""
     dense: tuple[str | DenseColumn, ...] = ()
-    """The columns with one float each; a vector is given by its name and width."""
+    """The columns with one float each; give a vector as a mapping with its name and width."""
     sparse: tuple[ForeignFeature, ...] = ()
     """The columns with ids."""
     nulls: Mapping[str, Nulls] = field(default_factory=dict)
-    """The treatment of nulls in columns that have no entry of their own to say it in: the session,
-    the time, the weight, a plain label or dense column. By default nulls are errors."""
+    """For a column without an entry of its own (the session, the time, the weight, a plain label or
+    dense column), what becomes of its nulls. By default nulls are errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

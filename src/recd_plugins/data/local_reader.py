@@ -32,32 +32,37 @@ class LocalReaderConfig(Config):
     """How a rank reads."""
 
     shuffle: bool = True
-    """Train in a new order each epoch: stripes are permuted, rows shuffled within a window."""
+    """Whether each epoch trains in a new order: stripes are permuted, and rows are shuffled within
+    a window. Switch it off to read rows in the order of the files."""
     window: Annotated[int, Range(ge=0)] = 2
-    """Stripes that are in memory at once and whose rows are shuffled together; 0 keeps the rows of
-    a stripe in order."""
+    """The number of stripes that are in memory at once, and whose rows are shuffled together. More
+    shuffle better, and take more memory; 0 permutes stripes alone."""
     sessions: SessionOrder = "split"
-    """For a table clustered by session: split shuffles its rows one by one; together moves
-    consecutive rows of a session as one; whole also packs sessions into batches, so that the end of
-    a batch cuts a session only if no session left in the window fits."""
+    """How rows of a table that is clustered by session are shuffled: one by one (`split`); with
+    consecutive rows of a session as one (`together`); or so that sessions also fill batches whole,
+    where a batch's end cuts a session only if no session left in the window fits (`whole`)."""
     tail: Tail = "drop"
-    """Rows that do not fill a batch on every rank are left out (drop), or make a shorter last batch
-    on all ranks (pad; a rank that is short of a row repeats one with weight 0). The test split is
-    always padded."""
+    """What becomes of rows that do not fill a batch on every rank: they are left out (`drop`), or
+    make a shorter last batch on all ranks, where a rank that lacks a row repeats one with weight 0
+    (`pad`). The test split is always padded."""
     workers: Annotated[int, Range(ge=0)] = 0
-    """Processes that read for a rank, in turn; with 0, the rank's own process reads."""
+    """The number of processes that read for a rank, in turn; with 0 the rank's own process reads.
+    Raise it if training waits for batches."""
     streams: Annotated[int | None, Range(ge=1)] = None
-    """Ranges that an epoch is cut into, by default one per consumer. Set it to get the same global
-    batches with any number of ranks that divides it (same global batch size, no workers)."""
+    """The number of ranges into which an epoch is cut, by default one for each consumer. Set it to
+    get the same global batches with any number of ranks that divides it (with the same global batch
+    size, and no workers)."""
     prefetch: bool = True
-    """Load the next window in threads while this one is used: one thread decodes it, the other
-    gathers its rows, and the first then starts on the following window if the trainer waits."""
+    """Whether threads load the next window while this one is used: one decodes it, and another
+    gathers its rows; if the trainer waits, the first goes on with the window after. Switch it off
+    to save memory."""
     pin_memory: bool | None = None
-    """Batches in pinned memory, where torch sees a CUDA device; by default if the job trains on
-    it."""
+    """Whether batches are in pinned memory, where torch sees a CUDA device; by default if the job
+    trains on it."""
     read_log: Path | None = None
-    """A file to which each job adds a line with the columns of the train split that it reads. Jobs
-    may share it; `recd data rewrite --read-log` lays tables out by it."""
+    """A file to which each job adds a line with the columns of the train split that it reads; by
+    default none is written. Jobs may share it, and `recd data rewrite --read-log` orders columns by
+    it."""
 
     def idle_options(self) -> Mapping[str, str]:
         if self.shuffle and self.window:

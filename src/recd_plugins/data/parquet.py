@@ -40,42 +40,44 @@ class ParquetConfig(Config):
     """Where the tables lie and, unless their footers say it, what their columns mean."""
 
     train: Path | Uri | tuple[Path | Uri, ...]
-    """A folder of .parquet files, a file, a glob, or several of these, on disk or on a store:
-    s3://bucket/folder. If a folder has folders `key=value`, each key is a column."""
+    """The train split: a folder of .parquet files, a file, a glob, or several of these, on disk or
+    on a store (s3://bucket/folder). Of folders named `key=value` each key is a column."""
     test: Path | Uri | tuple[Path | Uri, ...]
-    """The same for the rows that are held out for testing."""
+    """The test split, given in the same way."""
     format: TableFormat = "parquet"
-    """The format. For Delta Lake and Iceberg, their libraries say which files a table has. The path
-    is the table's folder, or for Iceberg the metadata file that the catalog names."""
+    """The format of the tables. For `delta` and `iceberg` their libraries say which files a table
+    has; the path is the table's folder, or for Iceberg the metadata file that the catalog names."""
     snapshot: Annotated[int | None, Range(ge=0)] = None
     """The version (Delta Lake) or snapshot (Iceberg) to train on; by default the latest. A run's
     pins.json says which one that was."""
     snapshot_test: Annotated[int | None, Range(ge=0)] = None
-    """Likewise of the test split's table."""
+    """The version or snapshot of the test split's table; by default the latest."""
     schema: ForeignSchema | None = None
     """What the columns mean, or the file that says so, as `recd data schema` writes it; its path
-    starts at registry.yaml. By default what the first file's footer says."""
+    starts at registry.yaml. By default the footer of the first file says it."""
     where: str | None = None
-    """Which rows are taken, by columns of the files: `country == "DE" and time >= 2024-05-01`.
-    Stripes whose statistics show that they have none are not read."""
+    """An expression over the files' columns that chooses rows: `country == "DE" and time >=
+    2024-05-01`. Stripes that have no such rows by their statistics are not read; by default all
+    rows are taken."""
     where_test: str | None = None
     """The same for the test split; by default the same as `where`."""
     sessions_share: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """The share of the sessions to train on, by a hash of the session: the sessions of 0.05 are
-    among those of 0.1, in every run. The test split keeps all sessions, so that runs can be
+    """The share of the sessions to train on, chosen by a hash of the session: the sessions of 0.05
+    are among those of 0.1, in every run. The test split keeps all sessions, so that runs can be
     compared."""
 
     features: str | tuple[str, ...] = "*"
-    """The sparse features and dense columns to take, by name or glob; the others are not read."""
+    """Names or globs of the sparse features and dense columns that are read; by default all."""
     without: str | tuple[str, ...] = ()
-    """The columns to leave out of these, by name or glob."""
+    """Names or globs of columns that are left out of these."""
     absent: str | tuple[str, ...] = ()
-    """Sparse features and dense columns that some files may lack, by name or glob, since they were
-    added later or removed: there a list is empty and a number is 0, or what `nulls` of the schema
-    says. Any other missing column is an error, unless the table's log says what its values are."""
+    """Names or globs of sparse features and dense columns that some files may lack, because they
+    were added later or removed: there lists are empty and numbers are 0, or what `nulls` of the
+    schema says. Any other missing column is an error, unless the table's log says what its values
+    are."""
 
     join: tuple[SideTableConfig, ...] = ()
-    """Features in other tables, which are joined by a key as rows are read."""
+    """Features in other tables, which are joined by a key while rows are read."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

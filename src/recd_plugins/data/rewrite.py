@@ -41,20 +41,23 @@ class RewriteConfig(Config):
     """The new layout."""
 
     flatten: tuple[str, ...] = ()
-    """Map columns; each of their keys becomes a column, named `{column}_{key}`, and so a
-    feature."""
+    """Map columns to flatten: each of their keys becomes a column, and so a feature, named
+    `{column}_{key}`."""
     first: tuple[str, ...] = ()
-    """The columns that come first, in this order: the most popular ones."""
+    """The columns that come first, in this order. Name the most popular ones, so that one coalesced
+    read has them."""
     rows_per_stripe: Annotated[int, Range(ge=1)] = 131_072
-    """More rows make larger reads, and need more memory in readers."""
+    """The number of rows of a stripe. More make larger reads, and take more memory in readers."""
     stripes_per_file: Annotated[int, Range(ge=1)] = 8
-    """An interrupted rewrite keeps each whole file that it has written."""
+    """The number of stripes of a file. An interrupted rewrite keeps the files that it has
+    finished."""
     page_size: Annotated[int, Range(ge=1024)] = 1 << 20
-    """Bytes of a page before compression."""
+    """The bytes of a page before compression."""
     compression_level: Annotated[int, Range(ge=1, le=22)] = 1
-    """The level of zstd."""
+    """The level of zstd: a higher one writes smaller files, and takes longer."""
     leave_out_repeats: bool = False
-    """A null stands for each list of ids that equals the previous row's."""
+    """Whether the files have a null for each list of ids that equals the list of the row before.
+    Other readers of Parquet see the nulls."""
 
 
 def rewrite(

@@ -65,15 +65,16 @@ class Label(Config):
     name: str
     """The column's name."""
     kind: Literal["click", "regression", "graded"] = "click"
-    """click: 0 or 1, or a probability between them; binary cross entropy on a logit. regression:
-    any number; squared error. graded: 0, 1, ... grades - 1, as of stars or of relevance; binary
-    cross entropy of a logit with grade / (grades - 1), so that its sigmoid is the mean grade."""
+    """What the target is: `click` is 0, 1 or a probability between them, with binary cross entropy
+    on a logit; `regression` is any number, with squared error. `graded` is one of 0, 1, ... grades
+    - 1, such as stars or relevance, with binary cross entropy of a logit with grade / (grades - 1),
+    so that its sigmoid is the mean grade."""
     weight: Annotated[float, Range(gt=0)] = 1.0
-    """The loss is the sum of the labels' losses, each times its weight."""
+    """The factor of this label's loss in the sum of all labels' losses."""
     grades: Annotated[int | None, Range(ge=2)] = None
     """The number of grades of a graded label."""
     nulls: Nulls = "error"
-    """The treatment of nulls and of numbers that are not finite."""
+    """What becomes of nulls and of numbers that are not finite; by default they are errors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,11 +109,13 @@ class SparseFeature(Config):
     name: str
     """The column's name."""
     num_ids: Annotated[int, Range(ge=1)]
-    """Ids lie in [0, num_ids): the rows that an embedding table for it needs."""
+    """The number of ids, which are in [0, num_ids): as many rows as an embedding table needs."""
     kind: Literal["user", "item"] = "item"
-    """User features tend to repeat within a session, item features to change."""
+    """Whose the feature is, the user's or the item's. Features of a user tend to repeat within a
+    session, those of an item to change."""
     table: str | None = None
-    """Features that name the same table share its rows; by default a feature has its own."""
+    """The name of the feature's table. Features that name the same table share its rows; by default
+    a feature has a table of its own."""
     sequence: bool = False
     """Whether the order of its ids has a meaning, as in a history."""
     scored: bool = False

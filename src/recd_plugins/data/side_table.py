@@ -46,18 +46,19 @@ class SideTableConfig(Config):
     """A table of features by key, and which of them are joined."""
 
     table: Path | Uri | tuple[Path | Uri, ...]
-    """A folder of .parquet files, a file, a glob, or several of them, on disk or on a store; for
-    both splits."""
+    """The files, for both splits: a folder of .parquet files, a file, a glob, or several of these,
+    on disk or on a store."""
     key: str
-    """The column that joins rows, in the dataset's files and in these: whole numbers or texts, none
-    of them twice in these files. A row whose key is null, or is not in these files, gets nulls."""
+    """The column that joins rows, in the dataset's files and in these; it has whole numbers or
+    texts, and none twice in these files. A row whose key is null, or is not in these files, gets
+    nulls."""
     sparse: tuple[ForeignFeature, ...] = ()
     """The columns with ids. A row without a key has an empty list, or what `nulls` says."""
     dense: tuple[DenseColumn, ...] = ()
     """The columns with floats. `nulls: {value: 0}` says what a row without a key has."""
     memory_mib: Annotated[int, Range(ge=1, le=65_536)] = 512
-    """How many MiB of these files each process that reads may hold, by their uncompressed size. If
-    the table is larger, it and the dataset must be sorted by the key."""
+    """The MiB of these files, uncompressed, that each process that reads may hold. If the table is
+    larger, sort it and the dataset by the key, or raise this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

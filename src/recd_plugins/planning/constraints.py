@@ -80,19 +80,22 @@ class TableConstraint(Config):
     """TorchRec's `ParameterConstraints` for a table."""
 
     sharding_types: tuple[ShardingKind, ...] = ()
-    """TorchRec's sharding types to choose from."""
+    """TorchRec's sharding types that the planner may choose; by default those that TorchRec
+    offers."""
     compute_kernels: tuple[ComputeKernel, ...] = ()
-    """TorchRec's compute kernels to choose from."""
+    """TorchRec's compute kernels that the planner may choose; by default those that TorchRec offers
+    on the device."""
     min_partition: Annotated[int, Range(ge=4)] | None = None
-    """The narrowest column-wise shard."""
+    """The smallest number of columns of a column-wise shard; by default TorchRec's."""
     pooling_factors: tuple[Annotated[float, Range(gt=0)], ...] = ()
-    """Mean ids per sample, one for each feature of the table."""
+    """The mean numbers of ids per sample, one for each feature of the table; by default
+    TorchRec takes 1."""
     load_factor: Annotated[float, Range(gt=0, lt=1)] | None = None
-    """For the kernel fused_uvm_caching: the share of rows that the device has room for; by
-    default 0.2."""
+    """For the kernel fused_uvm_caching, the share of the table's rows for which the device has
+    room; by default 0.2."""
     cache_algorithm: CacheAlgorithm | None = None
-    """The rows that this kernel keeps there, by default those looked up last; tables that differ in
-    these options are served by kernels of their own."""
+    """The rows that this kernel keeps on the device; by default those looked up last (`lru`).
+    Tables that differ in this or in load_factor have kernels of their own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

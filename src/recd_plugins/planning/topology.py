@@ -47,10 +47,11 @@ class Link(Config):
     """A collective as each rank sees it: latency_ms + payload / gbps."""
 
     gbps: Annotated[float, Range(ge=1e-10, le=1e10)]
-    """GB of a rank's payload per second, what it keeps to itself included."""
+    """The bandwidth in GB of a rank's payload per second; the payload includes what the rank keeps
+    to itself."""
     latency_ms: Annotated[float, Range(ge=0, le=1e9)] = 0.0
-    """Milliseconds of a call that carries next to nothing, amid a step's work: ranks come to it
-    one after the other."""
+    """The milliseconds of a call that carries next to nothing. It is measured amid a step's work,
+    where ranks come to the call one after the other."""
 
     def ms(self, payload: Any) -> Any:
         """Milliseconds of one call with so many bytes: a number, or an array of them."""
@@ -65,72 +66,76 @@ class Topology(Config):
     """
 
     device: Literal["cpu", "cuda"] | None = None
-    """The device that has the tables; by default the training device."""
+    """The device that holds the tables; by default the training device."""
     ranks_per_node: Annotated[int, Range(ge=1)] | None = None
-    """Ranks that share a node; by default what the launcher says, else all of them."""
+    """The number of ranks that share a node; by default as the launcher reports, or else all of
+    them."""
     device_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
-    """Memory of one accelerator for tables; by default TorchRec's (32 GB)."""
+    """The memory of one accelerator for tables, in GB; by default TorchRec's (32 GB)."""
     host_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
-    """Host memory of one rank for tables; by default TorchRec's (128 GB)."""
+    """The host memory of one rank for tables, in GB; by default TorchRec's (128 GB)."""
     intra_node_gbps: Gbps | None = None
-    """Bandwidth between two ranks of a node, GB/s; by default TorchRec's."""
+    """The bandwidth between two ranks of a node, in GB/s; by default TorchRec's."""
     inter_node_gbps: Gbps | None = None
-    """Bandwidth between nodes per rank, GB/s; by default TorchRec's."""
+    """The bandwidth between nodes per rank, in GB/s; by default TorchRec's."""
     both_ways: bool | None = None
-    """Whether exchanges between nodes have their two ways at once, where gloo has them in turns;
-    `recd topology measure` finds out which is faster. By default they do not."""
+    """Whether exchanges between nodes send and receive at once, where gloo does one after the
+    other; by default they do not. `recd topology measure` finds out which is faster."""
     a2a_global: Link | None = None
-    """All-to-all over all ranks; by default what the two bandwidths above allow."""
+    """The link of an all-to-all over all ranks; by default what the two bandwidths above allow."""
     a2a_intra: Link | None = None
-    """All-to-all within each node, in all nodes at once; by default as the two allow."""
+    """The link of an all-to-all within each node, in all nodes at once; by default what the two
+    bandwidths allow."""
     a2a_cross: Link | None = None
-    """All-to-all over the ranks of one place in each node, in all places at once; by default
-    `a2a_global`."""
+    """The link of an all-to-all over the ranks of one place in each node, in all places at once; by
+    default `a2a_global`."""
     ar_global: Link | None = None
-    """All-reduce over all ranks; by default as the two bandwidths allow."""
+    """The link of an all-reduce over all ranks; by default what the two bandwidths allow."""
     ar_cross: Link | None = None
-    """All-reduce over the ranks of one place in each node, in all places at once; by default as
-    the two bandwidths allow."""
+    """The link of an all-reduce over the ranks of one place in each node, in all places at once; by
+    default what the two bandwidths allow."""
     gather_gbps: Gbps | None = None
-    """Embedding rows that a rank reads or writes at random places, GB/s; by default not counted."""
+    """The rate in GB/s at which a rank reads or writes embedding rows at random places; by default
+    their time is not counted."""
     chunk_gbps: Gbps | None = None
-    """Chunks of rows that operations read and write one after another, GB/s: so gradients of
-    replicas are summed, and their rows stepped; by default as fast as gather_gbps."""
+    """The rate in GB/s at which operations read and write chunks of rows one after another, as they
+    sum the gradients of replicas and step their rows. By default it is gather_gbps."""
     unique_ns: OfOne | None = None
-    """Nanoseconds to coalesce one id; by default not counted."""
+    """The nanoseconds to coalesce one id; by default they are not counted."""
     update_ns: OfOne | None = None
-    """Nanoseconds to apply the gradients of a row of a sequence, whose ids a job on a CPU looks up
-    as bags of one; without `train.bags_of_one` fbgemm's kernel takes microseconds. By default, and
-    on a GPU, its bytes alone count."""
+    """The nanoseconds to apply the gradients of one row of a sequence, on a CPU where a job looks
+    up ids as bags of one (without `train.bags_of_one` fbgemm's kernel takes microseconds). By
+    default, and on a GPU, only the row's bytes count."""
     marks_ns: OfOne | None = None
-    """Nanoseconds of the marks of a row that has replicas, touched or not: a rank makes, packs,
-    counts up and searches them in every step; by default, and on a GPU, what 64 bytes of chunks
-    take."""
+    """The nanoseconds that a rank takes in every step for the marks of one row with replicas,
+    touched or not: it makes, packs, counts and searches them. By default, and on a GPU, they are
+    what 64 bytes of chunks take."""
     mapped_ns: OfOne | None = None
-    """Nanoseconds that each different row of a step takes longer in a mapped file than in memory:
-    the disk reads and writes its page, and that of its optimizer state. `recd topology measure
-    --mapped-folder` finds it; by default 20,000, as `python -m benchmarks.scars` found it on its
-    disk."""
+    """The nanoseconds that each different row of a step takes longer in a mapped file than in
+    memory, as the disk reads and writes its page and that of its optimizer state. By default they
+    are 20,000, as `python -m benchmarks.scars` measured on its disk; `recd topology measure
+    --mapped-folder` measures yours."""
     scattered: Times | None = None
-    """The time that a reduce-scatter and an all-gather of a payload take together, over an
-    all-reduce of it: 1.5 with gloo, which reduces all of it on every rank; by default 1."""
+    """The time of a reduce-scatter and an all-gather of a payload together, divided by that of an
+    all-reduce; by default 1. With gloo it is 1.5, since gloo reduces the whole payload on every
+    rank."""
     op_us: OfOne | None = None
-    """Microseconds of an operation on some thousand ids, the Python around it included: tiers take
-    hundreds of them a step; by default not counted."""
+    """The microseconds of one operation on some thousand ids, with the Python around it; by default
+    they are not counted. Tiers take hundreds of such operations a step."""
     crowded: Times | None = None
-    """How many times as long a rank's own work takes while all ranks work as while the others wait:
-    2 where four of them share two processors; by default 1."""
+    """The time of a rank's own work while all ranks work, divided by its time while the others
+    wait; by default 1. It is 2 where four ranks share two processors."""
     link_shared: Times | None = None
-    """How many times as long an all-to-all between nodes takes while all ranks of a node are in it
-    as while one of each is, with as many bytes a rank: 4 where four ranks share a node's link; by
-    default 1, as where each has a link of its own."""
+    """The time of an all-to-all between nodes while all ranks of a node take part, divided by its
+    time while one of each node does, with as many bytes a rank. It is 4 where four ranks share a
+    node's link, and by default 1, as where each rank has a link of its own."""
     beside: Annotated[float, Range(ge=0, le=1)] | None = None
     """The part of a rank's own work that gets done during an exchange, as a share of what could; by
-    default half."""
+    default 0.5."""
     overlap: Annotated[float, Range(ge=0, le=1)] | None = None
-    """The part of the all-to-alls within nodes, and of the all-reduces across them, that runs
-    during the global all-to-all, as far as that lasts; by default none. Of this and `beside` the
-    larger saving counts."""
+    """The share of the all-to-alls within nodes, and of the all-reduces across them, that runs
+    during the global all-to-all, as far as that lasts; by default 0. Of this and `beside`, the one
+    that saves more counts."""
 
 
 PRESETS: dict[str, Topology] = {

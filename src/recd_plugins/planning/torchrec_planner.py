@@ -60,13 +60,15 @@ class TorchRecPlannerConfig(Config):
     """Options of TorchRec's planner."""
 
     constraints: Mapping[str, TableConstraint] = field(default_factory=dict)
-    """Table name or glob to what the planner may choose from for it."""
+    """For a table, by name or glob, what the planner may choose from. Without an entry it chooses
+    freely."""
     search: Literal["torchrec", "greedy"] = "torchrec"
-    """The plans that are compared: TorchRec's choice, with up to 10,000 of a grid, or the greedy
-    ones alone (milliseconds instead of seconds)."""
+    """The plans that are compared: TorchRec's choice, with up to 10,000 plans of a grid
+    (`torchrec`), or its greedy ones alone (`greedy`). Take `greedy` if planning must take
+    milliseconds instead of seconds."""
     reserve: Annotated[float, Range(ge=0, lt=1)] = RESERVE
-    """The share of an accelerator's memory that tables may not take; TorchRec reserves none of a
-    host's."""
+    """The share of an accelerator's memory that tables may not take. Raise it if training runs out
+    of memory; of a host's memory TorchRec reserves none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,15 +23,16 @@ class OptimizerSettings(Config):
     tables: Literal["rowwise_adagrad", "adagrad", "sgd"] = "rowwise_adagrad"
     """The fused optimizer of the embedding tables."""
     tables_lr: Annotated[float, Range(gt=0)] = 0.05
-    """Its learning rate."""
+    """The learning rate of the tables."""
     tables_eps: Annotated[float, Range(gt=0)] = 1e-8
-    """Its epsilon (the Adagrads)."""
+    """The epsilon of the tables' optimizer, if that is an Adagrad."""
     dense: str = "adam"
-    """A class of torch.optim, by its name in any case: adam, adamw, sgd, adagrad, ..."""
+    """The optimizer of the dense parameters: a class of torch.optim, by its name in any case, such
+    as adam, adamw, sgd or adagrad."""
     dense_lr: Annotated[float, Range(gt=0)] = 1e-3
-    """Its learning rate."""
+    """The learning rate of the dense parameters."""
     dense_options: Mapping[str, Any] = field(default_factory=dict)
-    """Its other keyword arguments, say {weight_decay: 0.01}."""
+    """Other keyword arguments of the dense optimizer, such as {weight_decay: 0.01}."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -64,14 +65,17 @@ class CodecSettings(Config):
     anyway. Fewer bits round, and so train other weights."""
 
     forward: Precision = "fp32"
-    """That of rows and sums on their way to who asked, by TorchRec's codecs, which have fp16 for
-    bf16 on a CPU. Within a node, rows that are coalesced over it or have replicas keep 32 bits."""
+    """The precision of rows and sums on their way to the ranks that look them up, by TorchRec's
+    codecs, which on a CPU take fp16 for bf16. Within a node, rows that are coalesced over it or
+    have replicas keep 32 bits."""
     backward: Precision = "fp32"
-    """That of their gradients on the way back."""
+    """The precision of the gradients of these rows and sums on their way back."""
     backward_scale: Annotated[float, Range(gt=0)] = 1.0
-    """The factor of these gradients as they travel: fp16 has nothing between 0 and 6e-8."""
+    """The factor by which these gradients are multiplied while they travel. Raise it with fp16,
+    which has nothing between 0 and 6e-8."""
     dense: Precision = "fp32"
-    """That of the dense parameters' gradients; where they cross nodes once, between nodes alone."""
+    """The precision of the dense parameters' gradients in their all-reduce. If they cross nodes
+    once, it holds between nodes alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,62 +112,69 @@ class TrainSettings(Config):
     """The `train` key of registry.yaml."""
 
     ranks: Annotated[int, Range(ge=1, le=65_536)] = 2
-    """Processes that `recd train` starts; under torchrun its world size counts."""
+    """The number of processes that `recd train` starts. Under torchrun, torchrun's world size
+    counts instead."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where torch sees a device; each rank of a machine then needs one."""
+    """The device that trains. `auto` takes CUDA if torch sees a device; then each rank of a machine
+    needs a device of its own."""
     batch_size: Annotated[int, Range(ge=1)] = 512
-    """Samples per rank and step."""
+    """The number of samples of a rank in a step."""
     steps: Annotated[int, Range(ge=1)] = 300
-    """Steps to train, over as many epochs as it takes."""
+    """The number of steps to train, over as many epochs as that takes."""
     seed: int = 0
-    """Seeds parameters, tables (alike at any world size and plan) and shuffling."""
+    """The seed of parameters, tables and shuffling. Tables start alike at any world size and
+    plan."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     """The optimizers, with their learning rates."""
     codecs: CodecSettings = field(default_factory=CodecSettings)
     """The precisions in which floats travel between ranks."""
     log_every: Annotated[int, Range(ge=1)] = 20
-    """Steps between two lines of metrics."""
+    """The steps between two lines of metrics."""
     eval_every: Annotated[int, Range(ge=0)] = 0
-    """Steps between two evaluations on the test split; 0 only at the end."""
+    """The steps between two evaluations on the test split. With 0 there is one, at the end."""
     eval_batches: Annotated[int, Range(ge=0)] = 0
-    """Batches per rank and evaluation; 0 the whole test split."""
+    """The batches of a rank in an evaluation. With 0 it takes the whole test split."""
     sync_batch_norm: bool = False
-    """Batch normalisation over the batches of all ranks (CUDA), not each rank's own."""
+    """Whether batch normalisation is over the batches of all ranks (on CUDA alone). By default each
+    rank normalises over its own batch."""
     retier_every: Annotated[int, Range(ge=0)] = 0
-    """Steps between two moves of the replicas to the rows that are hot now; 0 they stay."""
+    """The steps after which the replicas move to the rows that are hot by then; with 0 they stay.
+    Set it if hot rows change while you train."""
     retier_batches: Annotated[int, Range(ge=1)] = 20
-    """The latest batches whose lookups decide which rows are hot; rank 0 keeps its own of them."""
+    """The number of latest batches whose lookups decide which rows are hot. Rank 0 counts those of
+    its own."""
     profile_steps: Annotated[int, Range(ge=0)] = 0
-    """Steps that torch.profiler watches, once, after the first line of metrics: a breakdown of the
-    step, and a trace in the run's folder."""
+    """The number of steps that torch.profiler records, once, after the first line of metrics; 0
+    records none. The run's folder then has a breakdown of the step and a trace."""
     forecast_ms: Annotated[float, Range(ge=0)] = 0.0
-    """Milliseconds of a step that are expected, as `recd advise` writes them into its registry: at
-    its end a run has them beside what its steps took. 0 where they were not forecast."""
+    """The forecast milliseconds of a step, as `recd advise` writes them into its registry; 0 if
+    there is no forecast. At its end a run compares them with its steps."""
     checkpoint_every: Annotated[int, Range(ge=0)] = 100
-    """Steps between two checkpoints; 0 only at the end."""
+    """The steps between two checkpoints. With 0 there is one, at the end."""
     keep_checkpoints: Annotated[int, Range(ge=1)] = 2
-    """The latest checkpoints to keep."""
+    """The number of checkpoints that are kept, the latest ones."""
     on_damaged: Literal["stop", "go_back"] = "stop"
-    """The action of `--resume` where the latest checkpoint is damaged: stop, or go back to the
-    latest that is not; the damaged one is renamed."""
+    """What `--resume` does if the latest checkpoint is damaged: it stops (`stop`), or renames it
+    and goes back to the latest that is not damaged (`go_back`)."""
     on_full: Literal["stop", "go_on"] = "stop"
-    """A run's action where the disk has no room for a checkpoint: stop, or train on without it."""
+    """What a run does if the disk has no room for a checkpoint: it stops (`stop`), or trains on
+    without it (`go_on`)."""
     elastic: Literal["step", "rank"] = "step"
-    """The number that stays when torchrun restarts the job on another number of ranks: the samples
-    of a `step`, where the ranks can share them evenly, or those of a `rank`."""
+    """What stays the same when torchrun restarts the job on another number of ranks: the samples of
+    a step (`step`), if the ranks can share them evenly, or the samples of a rank (`rank`)."""
     run: Path = Path("runs/latest")
     """The folder of metrics, TensorBoard events and checkpoints."""
     hang_after: Annotated[float, Range(ge=0)] = 600.0
-    """Seconds without a step, a batch of an evaluation or a checkpoint, and before the first step
-    without any work, after which the job ends and says which rank hangs, and where; 0 waits for
-    ever, as for a debugger."""
+    """The seconds without a step, a batch of an evaluation or a checkpoint (before the first step:
+    without any work) after which the job ends, and says which rank hangs, and where. With 0 the job
+    waits for ever, as a debugger needs."""
     bags_of_one: bool = True
-    """Whether rows of sequences are looked up as bags of one, on a CPU: fbgemm's kernel for bags
-    applies their gradients several times as fast. The weights are the same. What a run explains
-    of its plan names the tables, and says of others why not."""
+    """Whether a CPU looks up rows of sequences as bags of one, since fbgemm's kernel for bags
+    applies their gradients several times as fast; the weights are the same. A run's explanation of
+    its plan names these tables, and says why others are not among them."""
     threads: Annotated[int, Range(ge=0, le=1024)] = 0
-    """CPU threads of a rank, for torch and for Arrow; 0 shares evenly the cores that
-    they may use."""
+    """The CPU threads of a rank, for torch and for Arrow. With 0 the ranks share evenly the cores
+    that they may use."""
 
     def threads_of_each(self, ranks_here: int) -> int:
         """The CPU threads of each of this machine's ranks."""

@@ -113,20 +113,24 @@ class CriteoConfig(Config):
     """
 
     train: tuple[Path, ...]
-    """Raw files, read in this order; compressed ones too (.gz, .bz2, .zst)."""
+    """The raw files, which are read in this order; they may be compressed (.gz, .bz2, .zst)."""
     test: tuple[Path, ...] = ()
-    """Raw files to test on; without them it is the last rows of `train`."""
+    """The raw files to test on. By default the last rows of `train` are held out instead."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 1 / 7
-    """The share of the rows of `train` to hold out where `test` names no files."""
+    """The share of the rows of `train` that is held out if `test` names no files; by default the
+    last of seven days."""
     held_out: Literal["all", "validation", "test"] = "all"
-    """The test split: all rows held out, their first half (validation), or their second."""
+    """The test split: all rows that are held out, their first half (validation), or their second
+    half (test)."""
     index: Literal["frequency", "hash"] = "frequency"
-    """Category to index: numbered by frequency in the train rows, which takes a pass before
-    and memory of 32 bytes per distinct category; or hashed, which takes neither."""
+    """How a category becomes an index: `frequency` numbers categories by how often the train rows
+    have them, which takes one more pass and 32 bytes of memory for each distinct category; `hash`
+    needs neither. Take `hash` if memory is short."""
     frequency_threshold: Annotated[int, Range(ge=1)] = 1
-    """`frequency`: a category that occurs less often in the train rows is index 0."""
+    """With `frequency`, a category that the train rows have less often than this gets index 0; by
+    default none does."""
     num_ids: Annotated[int, Range(ge=2)] = 100_000
-    """`hash`: rows of each table; index 0 is for missing categories alone."""
+    """With `hash`, the rows of each table. Only missing categories have index 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -79,27 +79,30 @@ class SessionsConfig(Config):
     """The `sessions` dataset."""
 
     samples: Annotated[int, Range(ge=1)] = 200_000
-    """Rows of the train split."""
+    """The number of rows of the train split."""
     test_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1
-    """Rows of the test split, as a share of `samples`: later sessions."""
+    """The rows of the test split, as a share of `samples`. They are those of later sessions."""
     samples_per_session: Annotated[float, Range(ge=1)] = 16.5
-    """S: the mean; sizes are lognormal, rounded up."""
+    """S, the mean number of samples of a session. Sizes are lognormal and rounded up."""
     session_sigma: Annotated[float, Range(gt=0, le=4)] = 1.5
-    """The standard deviation of the sizes' logarithm: how heavy the tail is."""
+    """The standard deviation of the logarithm of the sizes: a higher one makes more very long
+    sessions."""
     max_samples_per_session: Annotated[int, Range(ge=1, le=1_000_000)] = 10_000
-    """The size at which the sizes' tail is cut; the mean holds all the same."""
+    """The largest size of a session. The mean stays as `samples_per_session` says."""
     concurrent_sessions: Annotated[int, Range(ge=1)] = 40_000
-    """Sessions open at once: the more, the fewer samples of one session in a batch."""
+    """The number of sessions that are open at once. The more there are, the fewer samples of one
+    session are in a batch."""
     session_minutes: Annotated[float, Range(ge=0.001, le=1e6)] = 30.0
-    """Mean duration of a session."""
+    """The mean duration of a session, in minutes."""
     features: tuple[FeatureConfig, ...] = field(default_factory=default_features)
     """The sparse features."""
     dense: Annotated[int, Range(ge=0, le=100_000)] = 8
-    """Dense features, dense_0, dense_1, ..., normal and new in each sample."""
+    """The number of dense features, dense_0, dense_1, ...; their values are normal and new in each
+    sample."""
     label: LabelConfig = field(default_factory=LabelConfig)
     """The hidden model that draws the label."""
     seed: Annotated[int, Range(ge=0)] = 0
-    """Same seed, same rows; the trainer's seed has no say in it."""
+    """The seed of the rows; `train.seed` does not change it. The same seed yields the same rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

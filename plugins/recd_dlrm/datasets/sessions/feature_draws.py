@@ -30,32 +30,37 @@ class FeatureConfig(Config):
     name: str
     """The column's name."""
     num_ids: Annotated[int, Range(ge=1)]
-    """Ids lie in [0, num_ids)."""
+    """The number of ids: ids are in [0, num_ids)."""
     kind: Literal["user", "item"] = "item"
-    """The subject that the feature describes; the label weighs user against item."""
+    """What the feature describes, a user or an item. The label depends on how users and items fit
+    together."""
     table: str | None = None
-    """Features that name one table share its rows and its hot ids; its own by default."""
+    """The name of the feature's table. Features that name one table share its rows and its hot ids;
+    by default a feature has a table of its own."""
     sequence: bool = False
-    """A history: the order of its ids carries meaning."""
+    """Whether the feature is a history, so that the order of its ids has a meaning."""
     stay: Annotated[float, Range(ge=0, le=1)] = 0.0
-    """d(f): the probability that it is unchanged in the adjacent sample of its session; at least
-    that with which a change of few ids, or of none, leaves them as they were."""
+    """d(f): the probability that the feature is unchanged in the next sample of its session. If a
+    change of few ids, or of none, often leaves them as they were, that probability is higher."""
     shift: bool = False
-    """A change drops the oldest id and appends a new one; else it redraws them all."""
+    """Whether a change drops the oldest id and appends a new one. By default a change redraws all
+    ids."""
     group: str | None = None
-    """Features of one group change together, and have one `stay`."""
+    """The name of the feature's group. Features of one group change together, and have the same
+    `stay`."""
     length: Annotated[float, Range(ge=0)] = 1.0
-    """l(f): the mean number of ids; lengths are geometric, cut to the range below."""
+    """l(f): the mean number of ids. Lengths are geometric, cut to [min_length, max_length]."""
     min_length: Annotated[int, Range(ge=0)] = 1
-    """The fewest ids."""
+    """The smallest number of ids."""
     max_length: Annotated[int | None, Range(ge=0, le=100_000)] = None
-    """The most ids; four times `length` by default."""
+    """The largest number of ids; by default four times `length`."""
     distribution: Distribution = "zipf"
-    """The distribution that ids are drawn from: zipf, half_normal, exponential or uniform."""
+    """The distribution from which ids are drawn: zipf, half_normal, exponential or uniform."""
     skew: Annotated[float | None, Range(gt=0)] = None
-    """zipf: its exponent (1.05); half_normal, exponential: scale / num_ids (0.1)."""
+    """For zipf its exponent, by default 1.05; for half_normal and exponential their scale divided
+    by num_ids, by default 0.1."""
     scattered: bool = True
-    """Hot ids lie anywhere in the range; else ids are ranks, 0 the hottest."""
+    """Whether hot ids lie anywhere in the range. Otherwise ids are ranks, and 0 is the hottest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

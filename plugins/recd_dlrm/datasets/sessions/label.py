@@ -37,13 +37,13 @@ class LabelConfig(Config):
     base_rate: Annotated[float, Range(gt=0, lt=1)] = 0.25
     """The share of samples with label 1."""
     dense: Annotated[float, Range(ge=0)] = 0.8
-    """The dense features."""
+    """The weight of the dense features."""
     ids: Annotated[float, Range(ge=0)] = 1.0
-    """Each id by itself."""
+    """The weight of each id by itself."""
     affinity: Annotated[float, Range(ge=0)] = 0.8
-    """User against item features."""
+    """The weight of how features of the user and of the item fit together."""
     history: Annotated[float, Range(ge=0)] = 0.8
-    """Histories against item features."""
+    """The weight of how histories and features of the item fit together."""
 
 
 class LabelModel:

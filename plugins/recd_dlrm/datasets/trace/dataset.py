@@ -35,20 +35,21 @@ class TraceFeature(Config):
     name: str
     """The column's name."""
     profile: Path | None = None
-    """A profile that `StackProfile.save` wrote."""
+    """A profile that `StackProfile.save` wrote, whose locality the feature has."""
     trace: Path | None = None
-    """A text file of ids, parted by spaces, commas or line ends, to profile."""
+    """A text file of ids to profile, which spaces, commas or line ends separate."""
     table: Path | None = None
-    """A table to profile: a folder of Parquet files, or one."""
+    """A table to profile: a folder of Parquet files, or one such file."""
     column: str | None = None
-    """The sparse feature of `table`; the one of the same name by default."""
+    """The sparse feature of `table` that is profiled; by default the one of the same name."""
     lookups: Annotated[int, Range(ge=1)] = 1
-    """Ids per sample: consecutive accesses of the trace."""
+    """The number of ids per sample; they are consecutive accesses of the trace."""
     floor: Annotated[float | None, Range(ge=0, le=1)] = None
-    """The least probability of a first access until all ids have been seen; by default such
-    that this takes the first 2% of the split."""
+    """The least probability of a first access, until all ids have been seen. By default it is such
+    that all ids are seen within the first 2% of the split."""
     renumber: bool = False
-    """Ids become 0, 1, 2, ... by first access: smaller tables, and no id of the source shows."""
+    """Whether ids become 0, 1, 2, ... in the order of first accesses. That makes tables smaller,
+    and shows no id of the source."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,9 +78,11 @@ class TraceConfig(RowsConfig):
     features: tuple[TraceFeature, ...] = tuple(TraceFeature(name=f"cat_{i}") for i in range(4))
     """The sparse features."""
     adjusted: bool = True
-    """The paper's adjusted version; else Algorithm 2 as printed, which sees all ids late."""
+    """Whether the paper's adjusted version draws the trace. Otherwise Algorithm 2 does as printed,
+    which sees all ids late."""
     profiled_accesses: Annotated[int, Range(ge=1)] = 1_000_000
-    """Accesses to profile at most, the first ones: what bounds the memory."""
+    """The number of accesses that are profiled at most, from the first one on. It bounds the
+    memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

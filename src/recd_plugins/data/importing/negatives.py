@@ -37,15 +37,15 @@ class Negatives(Config):
     """The number of negatives, and how they are drawn."""
 
     count: Annotated[int, Range(ge=1)]
-    """The number of samples with label 0 per click."""
+    """The number of samples with label 0 for each click."""
     by: Literal["popularity", "uniform"] = "popularity"
-    """With which probability an item is drawn: in proportion to its clicks, or the same for all
-    items."""
+    """How likely each item is to be drawn: in proportion to its clicks (`popularity`), or as likely
+    as any other."""
     seed: Annotated[int, Range(ge=0)] = 0
-    """Same seed, same negatives."""
+    """The seed of the draw: the same seed draws the same negatives."""
     items: tuple[str, ...] = ()
-    """The columns that belong to the item, its id first; by default the features of kind item that
-    are not sequences."""
+    """The columns that belong to the item, its id first. By default they are the features of kind
+    item that are not sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)

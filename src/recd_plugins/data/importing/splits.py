@@ -28,9 +28,10 @@ class SplitBy(Config):
     """The rule that parts train from test."""
 
     column: str | None = None
-    """Rows are parted by a hash of this column's value; none: by their time."""
+    """The column by whose hash rows are divided into train and test. By default their time divides
+    them."""
     share: Annotated[float, Range(gt=0, lt=1)] = 0.1
-    """The share of rows, or of values, to test on."""
+    """The share of the rows, or of the column's values, that form the test split."""
 
     @classmethod
     def of(cls, text: str, share: float) -> SplitBy:

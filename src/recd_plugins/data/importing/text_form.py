@@ -21,22 +21,24 @@ class TextForm(Config):
     """The key `text` of a schema's file, by which files that come later are read alike."""
 
     delimiter: str | None = None
-    """What parts fields; by default what lines show."""
+    """What separates fields; by default it is found from the lines."""
     header: bool | None = None
-    """Whether the first line names the columns; by default as it looks."""
+    """Whether the first line has the columns' names; by default that is found from the lines."""
     encoding: str | None = None
-    """The encoding, one in which ASCII keeps its bytes; by default UTF-8."""
+    """The encoding, by default UTF-8. It must be one in which ASCII keeps its bytes."""
     names: tuple[str, ...] = ()
-    """The names of the columns, in order; by default the header's."""
+    """The names of the columns, in order; by default the header has them."""
     escapes: bool | None = None
-    r"""Whether \" within quotes is a quote, as "" is; by default as lines show."""
+    r"""Whether \" within quotes is a quote, as "" is; by default that is found from the lines."""
     lists: Mapping[str, str] = field(default_factory=dict)
-    """The columns that are lists, and what parts the elements of each, or '' for one of texts that
-    are no lists; others are if they look so."""
+    """For a column of lists, what separates the elements, or '' for texts that are no lists. Other
+    columns are lists if they look so."""
     decimal_commas: tuple[str, ...] = ()
-    """The columns of numbers as 3,5; others are if they look so."""
+    """The columns whose numbers have a decimal comma, as 3,5. Other columns have one if they look
+    so."""
     thousands: tuple[str, ...] = ()
-    """The columns of numbers as 12,345; others are if they can be nothing else."""
+    """The columns whose numbers have commas between thousands, as 12,345. Other columns have them
+    if they can be nothing else."""
 
     def over(self, other: TextForm) -> TextForm:
         """This form, completed by the other one where it says nothing."""
