@@ -1,6 +1,7 @@
 """All papers in one registry: unique samples, replicas of hot rows, hot batches; one row for each.
 
-Four gloo ranks stand for two nodes with a slow link between them: on one machine, see the bytes.
+Four gloo ranks stand for two nodes with a slow link between them. They run on one machine, so
+compare the bytes, not the times.
 """
 
 import sys

@@ -7,7 +7,7 @@ from recd_plugins.api import Config, ShardingRecord, hookimpl
 from recd_plugins.api.planning import Proposes, sharded_modules
 
 LARGE = 10_000
-"""The least rows of a table that is worth an exchange with every rank."""
+"""The fewest rows with which a table is worth an exchange with every rank."""
 
 
 class BySize(Proposes):

@@ -1,4 +1,5 @@
-"""DSI: a table laid out by what jobs read, and transforms of ids and floats as one program.
+"""DSI: a table whose columns are ordered by what jobs read, and transforms of ids and floats as one
+program.
 
 `python examples/dsi.py [SAMPLES]` runs in one process, on generated sessions.
 """

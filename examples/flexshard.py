@@ -1,6 +1,8 @@
-"""FlexShard: profile a table, plan replicas of hot rows, say why, and compare with row-wise.
+"""FlexShard: profile a table, plan replicas of hot rows, explain the plan, and compare with
+row-wise.
 
-Four gloo ranks stand for two nodes with a slow link between them: on one machine, see the bytes.
+Four gloo ranks stand for two nodes with a slow link between them. They run on one machine, so
+compare the bytes, not the times.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""Training on a log while a service (here a thread) writes it: period by period, to its end."""
+"""Training on a log while a service (here a thread) writes it, period by period until the log
+ends."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """RecD while training: a small RM1 on plain KJTs, then on unique samples, from one registry.
 
-The table is clustered by session and both sides train the same batches, so losses agree.
+The table is clustered by session, and both sides train on the same batches, so their losses agree.
 """
 
 from rich.console import Console

@@ -1,6 +1,8 @@
-"""SCARS: Criteo-format logs, their hot rows, what caching those saves; then DLRM with and without.
+"""SCARS: logs in Criteo's format, their hot rows and what a cache of them saves; then DLRM with and
+without the cache.
 
-`python examples/scars.py [STEPS] [LOG.tsv]`, on two gloo ranks; without a log it makes one up.
+`python examples/scars.py [STEPS] [LOG.tsv]` trains on two gloo ranks; without a log it generates
+one.
 """
 
 import sys

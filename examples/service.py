@@ -1,6 +1,6 @@
-"""The reader service: its coordinator and a worker are killed, and losses stay to the bit.
+"""The reader service: its coordinator and a worker are killed, and losses stay the same to the bit.
 
-`python examples/service.py [SAMPLES [PORT]]` trains by the local reader, then by the service.
+`python examples/service.py [SAMPLES [PORT]]` trains with the local reader, then with the service.
 """
 
 import multiprocessing

@@ -1,1 +1,1 @@
-"""What the project says about data that it has not seen, compared with what turns out."""
+"""Forecasts for data that were not seen, compared with what happened."""

@@ -1,4 +1,4 @@
-"""What is forecast for data that nobody has seen, compared with what turns out.
+"""Forecasts for data that were not seen, compared with what happened.
 
     python -m benchmarks.honesty [--quick] [--json] [--data FOLDER] [--only PART...]
 

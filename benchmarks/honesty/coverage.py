@@ -22,11 +22,11 @@ from recd_plugins.planning.access.sample import sample_of
 __all__ = ["Judged", "figures", "judge"]
 
 SHARES = (0.3, 0.5, 0.7)
-"""Caches of so much coverage, by the forecast; as far as it reaches."""
+"""The caches have this much coverage by the forecast, as far as it reaches."""
 ROWS = (0.01, 0.05)
 """Caches of these shares of the rows."""
 BATCHES = 100
-"""Of each rank, at most; and of a small table no more than a fifth."""
+"""The most batches of each rank that are counted; of a small table no more than a fifth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Judged:
 
     table: HonestyTable
     cached: int
-    """Rows."""
+    """The number of cached rows."""
     forecast: float
     low: float
     high: float
@@ -43,13 +43,13 @@ class Judged:
     """The share that the sample's own counts promise."""
     served: float
     seconds: float
-    """What the profile took."""
+    """The seconds that the profile took."""
     reading: float
-    """What an epoch's reading takes, in seconds."""
+    """The seconds that it takes to read an epoch."""
 
     @property
     def error(self) -> float:
-        """Points that are served beside what was forecast."""
+        """The difference between the served and the forecast share, in points."""
         return 100 * abs(self.forecast - self.served)
 
     @property
@@ -58,8 +58,8 @@ class Judged:
 
 
 def judge(table: HonestyTable, folder: Path) -> list[Judged]:
-    """Count a part of a table as planners do; then see what the rows chosen by it serve in the rest
-    of the epoch."""
+    """Count a part of a table as planners do, and then how many lookups the rows chosen by that
+    count serve in the rest of the epoch."""
     stack = table.stack(folder)
     counted = table.counted(stack)
     length = len(stack.read(0, RANKS))

@@ -1,10 +1,10 @@
-"""What an import of a CSV costs, beside pyarrow's reading of it and no more.
+"""The cost of an import of a CSV, compared with only reading the file by pyarrow.
 
     python -m benchmarks.honesty.imports [--quick] [--json]
 
-Each side runs in a process of its own, in turn: reading is `pyarrow.csv.open_csv` over all of the
-file; importing is what `recd data import` does with a schema of hashed ids, from its look at the
-file to the table's last byte.
+Each side runs in a process of its own, in turn. Reading is `pyarrow.csv.open_csv` over the whole
+file. Importing is what `recd data import` does with a schema of hashed ids, from the first look at
+the file to the last byte of the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.harness import ALLOCATOR, Figure, Report, main, spread
 __all__ = ["figures", "write_csv"]
 
 MIB = {False: 1536, True: 100}
-"""The size of the file, by whether to be quick."""
+"""The size of the file in MiB; the key says whether the run is quick."""
 ROUNDS = {False: 3, True: 2}
 SEED = 0
 CHUNK = 200_000
@@ -76,7 +76,8 @@ SCHEMA: dict[str, Any] = {
 
 
 def write_csv(path: Path, size: int) -> int:
-    """A log of clicks of about `size` bytes: integers, texts and numbers; its rows."""
+    """Write a log of clicks of about `size` bytes, with integers, texts and numbers. Returns the
+    number of its rows."""
     draw = np.random.default_rng(SEED)
     rows = 0
     with path.open("wb") as file:
@@ -102,7 +103,8 @@ def write_csv(path: Path, size: int) -> int:
 
 
 def run(body: str, *arguments: str, imports: str = "") -> dict[str, float]:
-    """What a side took, in a process of its own with the system's usual allocator."""
+    """The seconds and memory of a side, in a process of its own with the system's usual
+    allocator."""
     program = TIMED.format(body=body, imports=imports)
     usual = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
     done = subprocess.run(
@@ -117,7 +119,7 @@ def run(body: str, *arguments: str, imports: str = "") -> dict[str, float]:
 
 
 def figures(quick: bool) -> list[Figure]:
-    """Seconds and peak memory of an import, against pyarrow's reading."""
+    """The seconds and peak memory of an import, compared with pyarrow's reading."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "clicks.csv"
         rows = write_csv(source, MIB[quick] << 20)

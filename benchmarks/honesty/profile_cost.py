@@ -1,4 +1,4 @@
-"""What it takes to count a profile until it is settled, compared with reading an epoch."""
+"""The time to count a profile until it is settled, compared with reading an epoch."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
     python -m benchmarks.honesty.step_time [--quick] [--json] [--only MODEL]
 
-Twenty tables, from sessions of one sample to sessions of thirty, clustered or in the order of time,
-their rows shuffled one by one or by session; on each a small model, whose history is weighed by
-target attention, and one like RM1. All sides train on the same table, read in the same way, on two
-gloo ranks that take turns of some steps, reading included. Nothing that is chosen may be slower
-than nothing. Of forty short timings the least is low by its bad luck; so a case that seems to miss
-what is promised is timed again for longer, and the longer timing counts.
+There are twenty tables, with sessions of one to thirty samples, clustered or in the order of time,
+with rows shuffled one by one or by session. On each table a small model, which weighs the history
+by target attention, and one like RM1 are trained. All sides train on the same table, read in the
+same way, on two gloo ranks that take turns of some steps, reading included. No choice may be slower
+than no deduplication. The lowest of forty short timings is partly low by chance; so a case that
+seems to miss a promise is timed again for longer, and the longer timing counts.
 """
 
 from __future__ import annotations
@@ -39,26 +39,28 @@ __all__ = ["MODELS", "TABLES", "Case", "OddTable", "measure", "on_rank", "regist
 RANKS = 2
 NEVER_BELOW = 0.98
 WORTH_FINDING, FOUND = 1.5, 1.3
-"""Where the search finds as much, the median of what was chosen must find as much."""
+"""If the search finds a gain of at least the first, the median of the choices must have at least
+the second."""
 LONGER, AGAIN = 5, 20.0
-"""How long a case is timed again: times its rounds, and seconds at least."""
+"""How long a case is timed again: how many times its rounds, and the least seconds."""
 DEADLINE = 900.0
 SEED = 0
 
 Read = Literal["whole", "split", "in time"]
-"""Clustered and read by session; clustered and shuffled row by row; in the order of time, so."""
+"""Clustered and read by session; clustered and shuffled row by row; in the order of time and
+shuffled row by row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OddTable:
-    """What differs from table to table."""
+    """The properties in which the tables differ."""
 
     samples_per_session: float
     read: Read
     stay: float = 0.95
-    """How often a user feature stays as it is within a session."""
+    """The probability that a user feature stays unchanged from sample to sample of a session."""
     length: float = 1.0
-    """Times the lengths of the models' own."""
+    """The factor of the models' own lengths."""
 
     @property
     def name(self) -> str:
@@ -78,7 +80,7 @@ QUICK = {"small": (TABLES[3], TABLES[5]), "RM1-like": (TABLES[5],)}
 """The tables of a quick run."""
 RM1_SCALE = 1 / 8
 SIDES = ("plain", "auto", "all", "sequences")
-"""auto chooses; all user features, or sequences alone, are what a search tries."""
+"""`auto` chooses; a search tries all user features, or only sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +151,8 @@ def _feature(feature: Mapping[str, Any], table: OddTable) -> dict[str, Any]:
 
 
 def on_rank(registries: Mapping[str, dict[str, Any]], rounds: int, steps: int) -> dict[str, Any]:
-    """On a rank: seconds a step by each registry in each round, in turns, and those that its
-    processor worked; why each is as it is."""
+    """On a rank, the seconds of a step with each registry in each round, in turns; the seconds that
+    its processor worked; and the reason for each registry's choice."""
     trainings, why = {}, {}
     for side, values in registries.items():
         stack = load(values)
@@ -188,19 +190,19 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a case: how many times as fast as plain steps."""
+    """The outcome of a case: how many times as fast its steps are as plain steps."""
 
     case: Case
     auto: float
     best: float
-    """Of the settings that a search tries."""
+    """The fastest of the settings that a search tries."""
     spread: float
     chose: bool
     """Whether anything is deduplicated."""
     auto_worked: float
-    """By a rank's processor time, of which other work on the machine takes less."""
+    """The same by a rank's processor time, which depends less on other work on the machine."""
     before: float | None = None
-    """`auto` by a first, shorter timing, if this is of a second."""
+    """`auto` by a first, shorter timing, if this outcome is of a second one."""
 
     @property
     def text(self) -> str:
@@ -225,8 +227,8 @@ def outcome(case: Case, found: Mapping[str, Any]) -> Outcome:
 
 
 def timed(case: Case, pool: Pool, rounds: int, steps: int, again: float = AGAIN) -> Outcome:
-    """A case's outcome, of a longer timing where the first one misses what is promised: of `again`
-    seconds at least."""
+    """A case's outcome; if the first timing misses a promise, the outcome of a longer one, of at
+    least `again` seconds."""
     sides = {side: registry(case, side) for side in SIDES}
     found = pool.run(on_rank, sides, rounds, steps)[0]
     first = outcome(case, found)

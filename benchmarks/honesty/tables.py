@@ -1,4 +1,5 @@
-"""Tables whose truth is known: generated ones, or real ones whose rest was not counted."""
+"""Tables for which the true lookups are known: generated ones, or real ones whose rest was not
+counted."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ __all__ = ["Generated", "HonestyTable", "Real", "generated_tables", "real_tables
 
 RANKS = 2
 SEGMENTS = 100
-"""Stretches of a drifting table: between two of them rows change places."""
+"""The number of stretches of a drifting table; between two of them rows change places."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HonestyTable(ABC):
-    """A table that is counted in part, and judged by the rest."""
+    """A table of which a part is counted, and the rest tests the forecast."""
 
     name: str
     shuffled: bool = True
@@ -93,7 +94,7 @@ class Generated(HonestyTable):
     samples: int = 120_000
     rows: int = 50_000
     history: int = 6
-    """Ids of a history, on average."""
+    """The mean number of ids of a history."""
     rows_per_stripe: int = 2048
     seed: int = 0
 
@@ -162,13 +163,13 @@ class Generated(HonestyTable):
 
 @dataclass(frozen=True, kw_only=True)
 class Real(HonestyTable):
-    """One of the small real tables: what nobody here has generated drifts as it will."""
+    """One of the small real tables, in which rows drift as they really did."""
 
     use: Mapping[str, Any]
     timed: bool = True
-    """Whether it lies in the order of time, over days or months."""
+    """Whether its rows are in the order of time, over days or months."""
     tables: tuple[str, ...] = ()
-    """The tables that are judged; by default all."""
+    """The tables whose forecasts are tested; by default all."""
 
     @property
     def drifts(self) -> bool:

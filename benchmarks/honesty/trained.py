@@ -1,4 +1,4 @@
-"""Runs that report what was forecast and what came: dedupe factor, bytes, served lookups."""
+"""Runs that report what was forecast and what happened: dedupe factor, bytes, served lookups."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KINDS = {
     "dedupe factor": ("dedupe factor", "%", 5.0, 5.0),
     "bytes of all collectives": ("bytes of collectives", "%", 5.0, 5.0),
 }
-"""The rows, how their forecasts are called in a run's summary, in what the facts are off, and by
-how much they may be in the median and at worst."""
+"""For each row: the names of its forecasts in a run's summary, the unit in which facts differ from
+them, and by how much they may differ in the median and at worst."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""What a coordinator costs: simulated workers and clients of a large fleet call it, as real ones
-do."""
+"""The cost of a coordinator, which the simulated workers and clients of a large fleet call as real
+ones do."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ __all__ = ["coordinator_load"]
 
 CLIENTS, ASKED = 64, 8
 CALLERS = 16
-"""The number of connections that they share: the coordinator is measured, not this process."""
+"""The number of connections that all callers share, so that the coordinator is measured and not
+this process."""
 DELIVERY = "0123456789abcdef"
 
 
 def coordinator_load(workers: int, seconds: float) -> Figure:
-    """Processor time of a coordinator's process, once all callers call at their interval, which is
-    longer the more workers there are."""
+    """The processor time of a coordinator's process, once all callers call at their interval. The
+    more workers there are, the longer that interval is."""
     command = [sys.executable, "-m", "recd_dsi.service.cli", "coordinator", "--page", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -56,7 +57,7 @@ def coordinator_load(workers: int, seconds: float) -> Figure:
 
 
 class _Simulated:
-    """Heartbeats and questions, each as often as the coordinator requires."""
+    """Sends heartbeats and questions, each as often as the coordinator requires."""
 
     def __init__(self, address: str, workers: int) -> None:
         self.calls = self.refused = 0

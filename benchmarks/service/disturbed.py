@@ -1,4 +1,4 @@
-"""Workers that are killed: how long training waits."""
+"""How long training waits when workers are killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ TWO = {
 
 
 def stall(folder: Path, kills: int, *, samples: int, batch_size: int) -> Figure:
-    """In each epoch one worker of two is killed, and the longest wait in its rest counts."""
+    """In each epoch one of two workers is killed, and the longest wait in the rest of the epoch
+    counts."""
     loader = service(stack_of(folder, "IKJT", TWO, samples=samples, batch_size=batch_size))
     list(loader)  # both are there
     worst = []
@@ -59,7 +60,8 @@ def stall(folder: Path, kills: int, *, samples: int, batch_size: int) -> Figure:
 
 
 def _kill_one(pids: Sequence[int]) -> None:
-    """Kill the first one that lives: the loss of an earlier one may not have been noticed yet."""
+    """Kill the first worker that is alive. The loss of an earlier one may not have been noticed
+    yet."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

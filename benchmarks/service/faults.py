@@ -31,27 +31,27 @@ __all__ = ["FAULTS", "Fault"]
 LARGEST_FILE = 1 << 16
 """The most bytes of a file of the cache, as if the disk were full."""
 FLAT = 1 << 18
-"""Memory that grows by fewer bytes than this in half a second counts as not growing."""
+"""If memory grows by fewer bytes than this in half a second, it counts as not growing."""
 PATIENCE = 60.0
-"""Seconds in which it must stop growing."""
+"""The seconds within which memory must stop growing."""
 HANGS = 1.5
-"""Seconds."""
+"""The seconds for which a process hangs."""
 DAY = 86_400.0
 
 
 class Fault(NamedTuple):
-    """One of them."""
+    """A fault, and what a run with it may do."""
 
     name: str
     happen: Callable[[Service], None]
     times: int = 3
-    """How often it happens in a run."""
+    """How often the fault happens in a run."""
     may_end: bool = False
     """Whether the run may end with a message, and be started again where it was."""
     proxied: bool = False
     """Whether calls to workers go through proxies."""
     paused: bool = False
-    """Whether the rank takes no batch while it happens."""
+    """Whether the rank takes no batch while the fault happens."""
     cache: bool = False
     """Whether workers have a cache on disk, and memory for one batch."""
 
@@ -125,7 +125,7 @@ def replace_file(service: Service) -> None:
 
 
 def fill_disk(service: Service) -> None:
-    """From now on, writing a file of the cache fails halfway."""
+    """From now on, each write of a file of the cache fails halfway."""
     most = service.chance.randrange(LARGEST_FILE)
     for pid in service.workers():
         with contextlib.suppress(ProcessLookupError):
@@ -149,7 +149,8 @@ def damage_cache(service: Service) -> None:
 
 
 def consume_slowly(service: Service) -> None:
-    """The rank takes nothing until no process's memory grows; then it says how much waits in it."""
+    """The rank takes no batch until no process's memory grows. Then it reports how much waits in
+    it."""
     pids = [service.rank.pid, *service.workers()]
     until, before, flat = time.monotonic() + PATIENCE, -FLAT, 0
     while flat < 3 and time.monotonic() < until:
@@ -181,7 +182,7 @@ def jump_clocks(service: Service) -> None:
 
 
 def join_another_registry(service: Service) -> None:
-    """A worker that makes other batches says that it makes these."""
+    """A worker that makes other batches claims to make these."""
     values = service.delivery.values
     other = replace(service.delivery, values={**values, "train": {**values["train"], "seed": 77}})
     worker = Worker(other, WorkerOptions())
@@ -202,7 +203,7 @@ def start_another_version(service: Service) -> None:
 
 
 class _Liar:
-    """A worker that says it is of another delivery."""
+    """A worker that claims another delivery than it has."""
 
     def __init__(self, address: str, delivery: str) -> None:
         self._about = {"id": f"liar {address}", "address": address, "delivery": delivery}
@@ -212,7 +213,7 @@ class _Liar:
 
 
 def _resident(pid: int | None) -> int:
-    """Bytes of memory of a process; 0 if it is gone."""
+    """The bytes of memory of a process; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):

@@ -1,4 +1,5 @@
-"""A wall clock that jumps: what `time.time` says in all processes that were forked with this.
+"""A wall clock that jumps: it sets what `time.time` returns in all processes that were forked with
+this.
 
 Importing it changes nothing unless the environment names a file; that file has the offset.
 """
@@ -19,14 +20,14 @@ _real = time.time
 
 
 def begin(file: Path) -> None:
-    """From here on this process and those that it starts hear of jumps."""
+    """From now on, the clock jumps in this process and in those that it starts."""
     file.write_bytes(_SECONDS.pack(0.0))
     os.environ[OFFSET_FILE] = str(file)
     _follow(file)
 
 
 def jump(file: Path, seconds: float) -> None:
-    """The clocks of all are that far off now."""
+    """From now on, the clocks of all processes are off by this."""
     with file.open("r+b") as opened:
         opened.write(_SECONDS.pack(seconds))
 

@@ -1,5 +1,5 @@
-"""One worker compared with the local reader, each with one core: real workers run on other machines
-and do not share the trainer's processors."""
+"""One worker compared with the local reader, each with one core, because real workers run on other
+machines and do not share the trainer's processors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAY = "the wire"
 
 
 def missing_cores() -> str:
-    """Why this cannot be measured here; empty if it can."""
+    """The reason why this cannot be measured here; empty if it can."""
     if len(cores()) > 1:
         return ""
     return "one worker on a core of its own: takes two cores, and a system that pins processes"

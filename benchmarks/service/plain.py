@@ -1,5 +1,5 @@
-"""What no service can be better than: the same bytes by plain Arrow Flight, and by a copy; and
-packing alone."""
+"""The limits of a service: the same bytes by plain Arrow Flight, and by a copy; and packing
+alone."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _Plain(flight.FlightServerBase):
 
 @contextmanager
 def plain_flight(size: int, count: int) -> Iterator[Callable[[], float]]:
-    """Take `count` bodies of so many bytes by one `do_get`, from another process; the seconds of
-    that one's processor time."""
+    """Take `count` bodies of so many bytes by one `do_get` from another process. Returns the
+    seconds of that process's processor time."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(size, count, theirs), daemon=True)

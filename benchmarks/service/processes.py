@@ -1,4 +1,5 @@
-"""Processes of the service: the processor time that one has taken, and cores of its own."""
+"""Processes of the service: the processor time that one has taken, and the cores on which it may
+run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ __all__ = ["cores", "on_cores", "processor_seconds", "worker_of"]
 
 
 def cores() -> list[int]:
-    """The cores that this process may have; none where the system does not say, or pins nothing."""
+    """The cores that this process may have; none if the system does not report them, or cannot pin
+    processes."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     return sorted(os.sched_getaffinity(0))
@@ -26,7 +28,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def worker_of(loader: ServiceLoader) -> int:
-    """The process of its only worker."""
+    """The process of a loader's only worker."""
     backend = loader.fleet().backend
     assert backend is not None
     (pid,) = backend.pids
@@ -36,7 +38,7 @@ def worker_of(loader: ServiceLoader) -> int:
 
 @contextlib.contextmanager
 def on_cores(of: Mapping[int, int]) -> Iterator[None]:
-    """Within, each of these processes has the core that is named, and it alone; then all again."""
+    """Within this context, each process has only the named core; afterwards it has all again."""
     whole = cores()
     for pid, core in of.items():
         _pin(pid, [core])

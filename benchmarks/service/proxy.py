@@ -23,15 +23,15 @@ class Proxy:
         self.address = f"{HOST}:{self._server.getsockname()[1]}"
         self._cuts, self._silent_until = 0, 0.0
         self._kept: list[socket.socket] = []
-        """All connections: none is closed, so that nobody hears of their end."""
+        """All connections. None is closed, so that neither side notices their end."""
         threading.Thread(target=self._accept, daemon=True, name="recd-proxy").start()
 
     def cut(self, seconds: float) -> None:
-        """What is connected now is never heard of again; new connections are, after a while."""
+        """Connections that exist now carry nothing any more; new ones do after a while."""
         self._cuts, self._silent_until = self._cuts + 1, time.monotonic() + seconds
 
     def close(self) -> None:
-        """End all."""
+        """End all threads and connections."""
         self._cuts += 1
         for one in (self._server, *self._kept):
             with contextlib.suppress(OSError):

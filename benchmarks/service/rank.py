@@ -35,7 +35,7 @@ LOSSES, CHECKPOINT = "losses", "checkpoint.npz"
 
 
 def run_rank(registry: dict[str, Any], folder: Path, at: list[int], pipe: Connection) -> None:
-    """What the rank's process runs; it stops at some steps until its parent lets it go on."""
+    """Run the rank's process. It stops at some steps until its parent lets it go on."""
     die_with_parent()
 
     def wait(step: int) -> None:
@@ -56,7 +56,7 @@ def run_rank(registry: dict[str, Any], folder: Path, at: list[int], pipe: Connec
 
 
 def losses_of(registry: Mapping[str, Any], folder: Path) -> list[str]:
-    """An undisturbed run, in this process."""
+    """The losses of an undisturbed run, in this process."""
     folder.mkdir()
     _train(rp.load(registry).loader(0, 1), folder, lambda step: None)
     return steps_of(folder)
@@ -69,7 +69,7 @@ def steps_of(folder: Path) -> list[str]:
 
 
 def _digest(batch: Batch) -> str:
-    """Of all of a batch's tensors."""
+    """The digest of all tensors of a batch."""
     return hashlib.sha256(batch_to_record(batch).serialize()).hexdigest()[:24]
 
 
@@ -120,7 +120,7 @@ def _save(
 def _load(
     folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Loader
 ) -> int:
-    """The step to go on from; what was written down of later ones is forgotten."""
+    """The step from which to go on; records of later steps are deleted."""
     kept, step = steps_of(folder), 0
     if (folder / CHECKPOINT).exists():
         with np.load(folder / CHECKPOINT) as found:

@@ -27,7 +27,7 @@ __all__ = ["ONE", "ROWS_TARGETS", "WAYS", "one_worker", "rows_of", "second_job",
 
 ONE = {**LOCAL, "use": "service", "workers": 1, "when_none_answers": "fail", "patience": 120}
 WAYS = {"shared memory": {}, "the wire": {"shared_memory_mib": 0}}
-"""How batches come from a worker of the same machine."""
+"""The ways in which batches come from a worker of the same machine."""
 ROWS_TARGETS = {
     ("IKJT", "shared memory"): 0.85,
     ("IKJT", "the wire"): 0.85,
@@ -47,8 +47,8 @@ class Taken(NamedTuple):
 def one_worker(
     folder: Path, rounds: int, size: str = "", /, *, samples: int, batch_size: int
 ) -> list[Figure]:
-    """Each round is an epoch of its own, so no batch comes from a cache. Figures of batches of
-    another size than others have say which."""
+    """Each round is another epoch, so no batch comes from a cache. Figures of batches with another
+    size than usual name that size."""
     sizes = {"samples": samples, "batch_size": batch_size}
     return [figure for kind in KINDS for figure in _one_worker(folder, rounds, kind, sizes, size)]
 
@@ -78,7 +78,7 @@ def _one_worker(
     end_workers()
 
     def cpu(side: str) -> float:
-        """Milliseconds of the trainer's processor a batch."""
+        """The milliseconds of the trainer's processor for each batch."""
         return 1e3 * statistics.median(one.cpu for one in measured[side]) / count
 
     bounds = ", ".join(f"{side} {cpu(side):.3g} ms" for side in ("plain Flight", "a copy"))
@@ -88,7 +88,8 @@ def _one_worker(
         return statistics.median(one.wall for one in measured[side])
 
     def shared_cores(taken: str) -> Limit:
-        """Of a worker and a client that share the cores which the local reader has by itself."""
+        """The bound for a worker and a client that share the cores which the local reader has for
+        itself."""
         sent = statistics.median(one.result for one in measured["plain Flight"])
         work = cpu("local") + cpu("packing") + cpu(taken)
         work += 1e3 * sent / count if taken == "plain Flight" else 0.0
@@ -182,7 +183,8 @@ def second_job(folder: Path, rounds: int, *, samples: int, batch_size: int) -> F
 
 
 def wire(folder: Path, *, samples: int, batch_size: int) -> Iterator[Figure]:
-    """An epoch's record batches, as they travel; and what of them is the sequences'."""
+    """The bytes of an epoch's record batches, as they travel, and the part of them that sequences
+    take."""
     sizes, sequences, factors = {}, {}, []
     for kind in KINDS:
         loader = stack_of(folder, kind, LOCAL, samples=samples, batch_size=batch_size).loader(0, 1)
@@ -212,8 +214,8 @@ def wire(folder: Path, *, samples: int, batch_size: int) -> Iterator[Figure]:
 
 
 def _sent(batches: Sequence[Batch]) -> int:
-    """Bytes of the messages that carry them, each with as many batches as a worker sends at a time
-    to a client that does not wait."""
+    """The bytes of the messages that carry these batches. Each has as many batches as a worker
+    sends together to a client that does not wait."""
     records = [batch_to_record(batch) for batch in batches]
     cuts = range(0, len(records), TOGETHER)
     return sum(joined_records(records[at : at + TOGETHER]).nbytes for at in cuts)
@@ -229,7 +231,7 @@ def _epoch(loader: Iterable[Batch]) -> Callable[[], int]:
 
 
 def rows_of(loader: Iterable[Batch]) -> int:
-    """An epoch's, every id of which is read, as a trainer would."""
+    """The rows of an epoch; every id is read, as by a trainer."""
     rows = 0
     for batch in loader:
         rows += len(batch)
@@ -247,7 +249,7 @@ def _taken(loader: ServiceLoader) -> Taken:
 
 
 def _in_turn(first: Callable[[], int], second: Callable[[], int]) -> float:
-    """How often the second is as fast; they must take as many rows."""
+    """How many times as fast the second is as the first; both must take the same number of rows."""
     began = time.perf_counter()
     rows = first()
     between = time.perf_counter()

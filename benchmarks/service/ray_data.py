@@ -1,7 +1,7 @@
 """The same job by Ray Data: `read_parquet → map_batches → streaming_split`, beside one worker.
 
-Its batches have the same columns, hashed alike and in KJTs of as many rows, which are shuffled
-among as many as a worker's window holds. Ray may use all cores.
+Ray's batches have the same columns, hashed in the same way, in KJTs with the same number of rows.
+Rows are shuffled among as many as a worker's window holds. Ray may use all cores.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from recd_plugins.testing.resume import assert_same_batch
 __all__ = ["MISSING", "beside_ray_data"]
 
 MISSING = [name for name in ("ray", "pandas") if find_spec(name) is None]
-"""What Ray Data needs and is not installed."""
+"""The packages that Ray Data needs and that are not installed."""
 
 
 def beside_ray_data(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Figure:
-    """Rows a second of both, epochs in turn; ours goes on from the midst of one."""
+    """The rows a second of both, with epochs in turn. Ours goes on from the middle of an epoch."""
     stack = stack_of(folder, "KJT", ONE, samples=samples, batch_size=batch_size)
     loader, table = service(stack), stack.prepare().train
     assert_it_resumes(loader, service(stack))
@@ -62,7 +62,7 @@ def beside_ray_data(folder: Path, rounds: int, *, samples: int, batch_size: int)
 
 
 def assert_it_resumes(loader: ServiceLoader, other: ServiceLoader) -> None:
-    """The rest of an epoch is the same by a loader that takes the state of another."""
+    """Check that a loader with the state of another yields the same rest of the epoch."""
     batches = iter(loader)
     list(islice(batches, len(loader) // 2))
     other.load_state_dict(loader.state_dict())
@@ -97,7 +97,7 @@ def _epochs(table: Table, batch_size: int) -> Callable[[], int]:
 
 
 class Hashed:
-    """What map_batches does: SigridHash of all features at once."""
+    """The function for map_batches: SigridHash of all features at once."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -129,7 +129,7 @@ def _kjt(batch: pa.Table, names: list[str]) -> KeyedJaggedTensor:
 
 
 def _taken(batch: pa.Table, label: str, dense: tuple[str, ...], names: list[str]) -> int:
-    """A batch as a trainer takes it, every id of which is read."""
+    """The rows of a batch; every id is read, as by a trainer."""
     features = _kjt(batch, names)
     torch.from_numpy(np.stack([batch[name].to_numpy() for name in dense], axis=1))
     torch.from_numpy(np.array(batch[label].to_numpy()))

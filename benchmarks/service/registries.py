@@ -1,4 +1,4 @@
-"""One table of sessions, and the registries over it: of KJTs, or of IKJTs."""
+"""One table of sessions, and the registries over it, which yield KJTs or IKJTs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["KINDS", "LOCAL", "MODULO", "SEQUENCES", "service", "stack_of"]
 LOCAL = {"use": "local", "sessions": "whole"}
 SEQUENCES = ("clicks", "views", "likes", "searches")
 MODULO = 50_000
-"""Of the hash of all ids."""
+"""The modulo of the hash of all ids."""
 KINDS: dict[str, dict[str, Any]] = {
     "KJT": {},
     "IKJT": {"dedup": {"use": "exact", "groups": [[name] for name in SEQUENCES]}},
@@ -30,7 +30,7 @@ _FEATURES = [
 def stack_of(
     folder: Path, kind: str, reader: Mapping[str, Any], *, samples: int, batch_size: int
 ) -> Stack:
-    """A stack that reads the table, which the first of a folder makes."""
+    """A stack that reads the table. The first stack of a folder makes the table."""
     return rp.load(
         {
             "plugins": ["recd_dlrm", "recd_dedup", "recd_dsi"],

@@ -1,4 +1,4 @@
-"""A trainer that workers can feed: what part of its steps it waits."""
+"""The part of its steps for which a trainer waits, if workers are fast enough for it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from recd_plugins.api import Loader
 __all__ = ["stalls"]
 
 ENOUGH = 2
-"""How many times what the trainer takes the workers can make."""
+"""How many times as many batches the workers can make as the trainer takes."""
 
 
 class Waited(NamedTuple):
-    """Seconds of an epoch."""
+    """The seconds of an epoch in which the trainer waits."""
 
     first: float
-    """For its first batch."""
+    """The seconds for the first batch."""
     later: float
-    """For all others."""
+    """The seconds for all other batches."""
     steps: float
 
 
 def stalls(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Figure:
-    """A step leaves the processors alone, as one of an accelerator does."""
+    """A step uses no processor, like a step on an accelerator."""
     sizes = {"samples": samples, "batch_size": batch_size}
     local = stack_of(folder, "IKJT", LOCAL, **sizes).loader(0, 1)
     ours = service(stack_of(folder, "IKJT", {**ONE, "workers": 2}, **sizes))

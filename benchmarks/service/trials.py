@@ -1,6 +1,7 @@
-"""Trials: a coordinator, workers and a rank that trains, each a process, and a fault in mid-run.
+"""Trials of a coordinator, workers and a rank that trains, each a process, with faults during the
+run.
 
-Losses and batches must be those of an undisturbed run by the local reader, to the bit.
+Losses and batches must be equal, to the bit, to those of an undisturbed run with the local reader.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ __all__ = ["Service", "prepare", "trial", "trials"]
 
 WORKERS = 2
 SOON = 0.1
-"""Seconds, at most, between a step and the fault that it brings on."""
+"""The most seconds between a step and the fault that it starts."""
 DEADLINE = 900.0
-"""Seconds in which a run must end, on a machine that does much else."""
+"""The seconds within which a run must end, on a machine that is busy with other work."""
 MIB = 1 << 20
 MOST_HELD = 2 * MIB
-"""Bytes that may wait in the rank: 1 MiB, and what is on its way."""
+"""The most bytes that may wait in the rank: 1 MiB, and what is on its way."""
 CLOCK = "clock"
-"""A file: what the wall clocks of all processes are off by."""
+"""The name of the file that says by how much the wall clocks of all processes are off."""
 PRELOADED = [jumping_clock.__name__, Worker.__module__, run_rank.__module__]
 
 
@@ -61,7 +62,7 @@ class Service:
         (self.file,) = (folder / "train").glob("*.parquet")
         self.cache, self.clock = folder / "cache", folder.parent.parent / CLOCK
         self.wrong: list[str] = []
-        """What went otherwise than it should, beside losses."""
+        """What else was wrong, beside losses."""
         self.ended: list[str] = []
         """The messages with which the rank ended."""
         self.open: list[socket.socket] = []
@@ -108,7 +109,7 @@ class Service:
         raise AssertionError("no worker was started again")
 
     def proxies(self) -> list[Proxy]:
-        """Those of the workers that are there."""
+        """The proxies of the workers that are there."""
         return list(self._proxies.values())
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
@@ -119,7 +120,7 @@ class Service:
         timer.start()
 
     def run(self, at: set[int]) -> list[str]:
-        """Train, with the fault at these steps; each step's loss and batch."""
+        """Train, with the fault at these steps. Returns each step's loss and batch."""
         until = time.monotonic() + DEADLINE
         while self._run(at, until) != "done":
             self._recover()
@@ -142,7 +143,7 @@ class Service:
             worker.stop()
 
     def _run(self, at: set[int], until: float) -> str:
-        """Until the rank's process ends; how it did."""
+        """Wait until the rank's process ends. Returns how it ended."""
         pipe, theirs = self._context.Pipe()
         given = (self.registry, self._folder, sorted(at), theirs)
         self.rank = self._context.Process(target=run_rank, args=given, daemon=True)
@@ -182,7 +183,7 @@ class Service:
             self.wrong.append(f"{self._fault.name}: {type(error).__name__}: {error}")
 
     def _recover(self) -> None:
-        """What an operator does: the file is put back, and workers that read another one end."""
+        """Do what an operator would: restore the file, and end workers that read another one."""
         for timer in self._timers:
             timer.join()
         if self._fault.may_end:
@@ -209,7 +210,7 @@ class Service:
                 self.coordinator = self._coordinate()
 
     def _changed(self, there: dict[int, str]) -> None:
-        """Workers behind proxies join by those."""
+        """If a fault needs proxies, workers join with the addresses of their proxies."""
         if not self._fault.proxied:
             return
         for address in there.values():
@@ -251,7 +252,7 @@ def registry_of(folder: Path, kind: str, reader: dict[str, Any]) -> dict[str, An
 
 
 def trial(folder: Path, fault: Fault, seed: int) -> str:
-    """What was wrong in one run; nothing, if it is empty. `folder` has what `prepare` made."""
+    """What was wrong in one run; if it is empty, nothing was. `folder` has what `prepare` made."""
     chance = random.Random(f"{fault.name} {seed}")
     kind = chance.choice(list(KINDS))
     expected = (folder / f"losses of {kind}").read_text().splitlines()
@@ -275,8 +276,8 @@ def trial(folder: Path, fault: Fault, seed: int) -> str:
 
 
 def prepare(folder: Path, samples: int) -> None:
-    """Tables, and what a rank that nobody disturbs makes of them; processes are forked from one
-    that has imported all that they do."""
+    """Make the tables, and the results of an undisturbed rank. Processes are forked from one that
+    has imported everything that they import."""
     folder.mkdir(exist_ok=True)
     multiprocessing.set_forkserver_preload(PRELOADED)
     multiprocessing.forkserver.ensure_running()
@@ -291,7 +292,7 @@ def prepare(folder: Path, samples: int) -> None:
 
 
 def trials(folder: Path, count: int, *, seed: int = 0, faults: Sequence[Fault] = FAULTS) -> Figure:
-    """So many runs, the faults in turn."""
+    """This many runs, with the faults in turn."""
     jumping_clock.begin(folder / CLOCK)
     prepare(folder / "trials", samples=6_000)
     done: Counter[str] = Counter()

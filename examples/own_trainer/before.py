@@ -1,4 +1,4 @@
-"""A trainer in TorchRec's own style: a batch, a loader, optimizers and checkpoints of its own.
+"""A trainer in TorchRec's own style, with its own batch, loader, optimizers and checkpoints.
 
 torchrun --nproc-per-node 2 FILE [CHECKPOINT]
 """
@@ -46,7 +46,7 @@ class Clicks(Pipelineable):
 
 
 class ClickStream(IterableDataset[Clicks]):
-    """Batches without end, of ids that follow Zipf's law."""
+    """Endless batches, whose ids follow Zipf's law."""
 
     def __init__(self, rank, batch_size):
         self.rank, self.batch_size = rank, batch_size

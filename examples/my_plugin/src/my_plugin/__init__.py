@@ -1,4 +1,4 @@
-"""A pooling and a dataset: what the host calls are the hooks below."""
+"""A pooling and a dataset; the host calls the hooks below."""
 
 from __future__ import annotations
 

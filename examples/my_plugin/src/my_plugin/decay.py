@@ -1,4 +1,4 @@
-"""An exponentially decayed sum: what came last counts most."""
+"""An exponentially decayed sum, in which the last value counts most."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from recd_plugins.api import Config, Context, PoolingFactory, Range
 
 @dataclass(frozen=True, kw_only=True)
 class DecayConfig(Config):
-    """How fast values fade."""
+    """How fast the weights of values decay."""
 
     half_life: Annotated[float, Range(gt=0)] = 4.0
-    """A value counts half once so many values came after it."""
+    """The number of later values after which a value counts half."""
 
 
 class Decay(nn.Module):

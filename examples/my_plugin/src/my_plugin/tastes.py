@@ -1,4 +1,4 @@
-"""Users who like one genre at a time; is the next item of the genre that they like now?"""
+"""Users who like one genre at a time; the label says whether the next item is of that genre."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class TastesConfig(Config):
     """How many users, items and genres there are, and how fast tastes drift."""
 
     samples: Annotated[int, Range(ge=10)] = 20_000
-    """Rows of the train split; the test split has a tenth of them."""
+    """The number of rows of the train split; the test split has a tenth of them."""
     genres: Annotated[int, Range(ge=2)] = 5
-    """Item i is of genre i mod `genres`."""
+    """The number of genres; item i is of genre i mod `genres`."""
     items_per_genre: Annotated[int, Range(ge=1)] = 20
-    """Items of each genre."""
+    """The number of items of each genre."""
     history: Annotated[int, Range(ge=1)] = 8
-    """Clicks before the sample, the latest last."""
+    """The number of clicks before the sample, the latest last."""
     drift: Annotated[float, Range(ge=0, le=1)] = 0.2
-    """The chance that the liked genre changes from one click to the next."""
+    """The probability that the liked genre changes from one click to the next."""
     seed: Annotated[int, Range(ge=0)] = 0
-    """Same seed, same rows."""
+    """The seed of the rows: the same seed yields the same rows."""
 
 
 class Tastes(Dataset):
@@ -79,7 +79,7 @@ class Tastes(Dataset):
         )
 
     def _items(self, genres: np.ndarray, draw: np.random.Generator) -> pa.ListArray:
-        """An item of each genre: a list a row."""
+        """An item of each genre, as a list for each row."""
         ids = genres + self.config.genres * draw.integers(
             0, self.config.items_per_genre, genres.shape
         )
