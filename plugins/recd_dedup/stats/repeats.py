@@ -231,8 +231,8 @@ def _first_seen(sessions: I64, codes: I64) -> NDArray[np.bool_]:
 
 @kernel
 def _new_ids(sessions: I64, values: I64, offsets: I64, fresh: NDArray[np.bool_]) -> int:
-    """The number of ids that no earlier row of their session holds; an open hash table of (session,
-    id)."""
+    """The number of ids that no earlier row of their session holds, counted with an open hash table
+    of (session, id)."""
     total = 0
     for row in range(len(sessions)):
         if fresh[row]:

@@ -208,7 +208,7 @@ def _cut(falling: I64, budget: float, max_values: int) -> tuple[I64, I64]:
 def _lay(
     lengths: I64, starts: I64, shapes: I64
 ) -> tuple[I64, I64, I64, I64, I64, npt.NDArray[np.bool_]]:
-    """The layout of a chunk: the sources, rows and ages of its values; its cells, places and
+    """The layout of a chunk: the sources, rows and ages of its values; and its cells, places and
     mask."""
     num_values = num_cells = 0
     for length in lengths:

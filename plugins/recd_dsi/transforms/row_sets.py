@@ -24,7 +24,8 @@ used."""
 def intersected(
     ids: I64, lengths: I64, others: I64, other_lengths: I64, out: I64, left: I64
 ) -> int:
-    """Row by row the ids that are among the others beside them; how many they are."""
+    """Write, row by row, the ids that are among the others of the same row. Returns their
+    number."""
     cells = _cells(other_lengths)
     at = begin = made = 0
     for row in range(len(lengths)):
@@ -40,7 +41,8 @@ def intersected(
 
 @kernel
 def united(ids: I64, lengths: I64, others: I64, other_lengths: I64, out: I64, left: I64) -> int:
-    """Row by row the ids, then those of the others that are not among them; how many they are."""
+    """Write, row by row, the ids, and then those of the others that are not among them. Returns
+    their number."""
     cells = _cells(lengths)
     at = begin = made = 0
     for row in range(len(lengths)):
@@ -72,9 +74,9 @@ def in_others(ids: I64, lengths: I64, others: I64, other_lengths: I64, found: Bo
 
 @kernel
 def _cells(lengths: I64) -> I64:
-    """A table for any of the rows. A cell holds the place of an id among those of all rows: it is
-    of an earlier row, so that the cell is free, where it lies before the row's own. So no row
-    has to empty the table for the next."""
+    """A table for any of the rows. A cell holds the place of an id among the ids of all rows. If
+    that place is before the current row, the id is of an earlier row, and the cell is free. So no
+    row has to empty the table for the next."""
     longest = 0
     for length in lengths:
         longest = max(longest, length)
@@ -92,8 +94,8 @@ def _mask(length: np.int64) -> Any:
 
 @kernel
 def _enter(ids: I64, begin: int, length: int, cells: I64) -> Any:
-    """Note a row of ids in the table, each in the first free cell from its hash on; the mask that
-    finds it there."""
+    """Write a row of ids to the table, each into the first free cell from its hash on. Returns the
+    mask by which `_holds` finds them."""
     mask = _mask(length)
     for at in range(begin, begin + length):
         cell = _hash(ids[at]) & mask
@@ -105,7 +107,7 @@ def _enter(ids: I64, begin: int, length: int, cells: I64) -> Any:
 
 @kernel
 def _holds(id_: np.int64, ids: I64, begin: int, cells: I64, mask: np.uintp) -> int:
-    """1 where an id is in the row that begins there and was noted last, else 0."""
+    """1 if an id is in the row that begins there and was written last, else 0."""
     cell = _hash(id_) & mask
     while cells[cell] >= begin:
         if ids[cells[cell]] == id_:

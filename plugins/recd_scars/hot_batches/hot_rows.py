@@ -185,8 +185,8 @@ def _and_all(
     hot: U8,
 ) -> None:
     """Lookup l is of the ids of key `keys[l]`, of joined KJTs. As in the router's kernel, no branch
-    depends on an id. Of keys of one id a row, those of `left` alone are read: rows that may still
-    be hot."""
+    depends on an id. For keys with one id in each row, only the rows `left` are read, which may
+    still be hot."""
     left = np.empty(len(hot), np.uint32)
     for part in range(len(places)):
         values, begin, end = array_like(places[part], like), begins[part], begins[part + 1]

@@ -52,8 +52,8 @@ def schema(
     """Suggest a schema for Parquet, CSV, TSV or lines of JSON, from a sample spread over them.
 
     It is YAML with comments: what each column seems to hold, how many different values it has, and
-    what is in doubt. Mend it, and give it to `recd data import --schema`; or, for Parquet that is
-    read where it is, to `recd init --schema` or to `dataset.schema` of a registry.
+    what is in doubt. Correct it, and give it to `recd data import --schema`; or, for Parquet that
+    is read where it is, to `recd init --schema` or to `dataset.schema` of a registry.
     """
     with reported(debug):
         from recd_plugins.data.importing.proposal import propose

@@ -290,8 +290,8 @@ def pack(begins: Rows, sizes: Rows, rooms: Sequence[int]) -> Spans:
 
 @kernel
 def _pack(begins: Rows, left: Rows, rooms: Rows, spans: Rows) -> int:
-    """Writes where each span begins, and its size, and returns how many they are; `left`, the rows
-    of each run, become 0."""
+    """Writes where each span begins, and its size, and returns the number of spans. The numbers
+    `left`, rows of each run, become 0."""
     widest = rooms.max()
     ends = begins + left
     head = count = 0
@@ -314,7 +314,8 @@ def _pack(begins: Rows, left: Rows, rooms: Rows, spans: Rows) -> int:
 
 @kernel
 def _first_fitting(left: Rows, head: int, room: int) -> int:
-    """The first run behind `head` with at most `room` rows left, and one at least; or `head`."""
+    """The first run behind `head` with at least one row left and at most `room`; `head` if there is
+    none."""
     for run in range(head + 1, len(left)):
         if 0 < left[run] <= room:
             return run

@@ -163,7 +163,7 @@ def _cells(
 def _sort(
     cells: npt.NDArray[np.int64], num_cells: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The order that sorts `cells` [N], and where in it each cell begins [num_cells + 1]."""
+    """The order that sorts `cells` [N], and where each cell begins in it [num_cells + 1]."""
     ends = np.zeros(num_cells + 1, np.int64)
     for cell in cells:
         ends[cell + 1] += 1

@@ -105,7 +105,7 @@ class IdBounds:
 def _first_wrong(
     ids: npt.NDArray[Any], rows: npt.NDArray[Any], sizes: I64, bounds: npt.NDArray[np.uint64]
 ) -> tuple[int, int]:
-    """What is wrong, and with which key."""
+    """What is wrong, and the key that it is wrong with."""
     first = row = 0
     for key in range(len(bounds)):
         if row + sizes[key] > len(rows):

@@ -173,8 +173,8 @@ def _of_one_type(parts: Sequence[Tensor]) -> Sequence[Tensor]:
 
 @kernel
 def _count(places: I64, like: Numbers, begins: I64, counts: I64, one_id: Bools) -> None:
-    """The ids of each key [W, K]; a key that has others than one in a row is no key of one id. The
-    lengths of KJT w lie at `places[w]`."""
+    """The number of ids of each key [W, K]. A key with any other number of ids in some row is not a
+    key of one id. The lengths of KJT w are at `places[w]`."""
     for part in range(len(places)):
         lengths, size = array_like(places[part], like), begins[part + 1] - begins[part]
         for key in range(len(one_id)):
@@ -203,7 +203,7 @@ def _find(places: I64, begins: I64, starts: I64, keys: I64, lengths: Numbers, fi
 
 @kernel
 def _measure(every: Numbers, keys: I64, rows: I64, lengths: Numbers, numels: I64) -> None:
-    """Of each of `keys` [G], the lengths [K, B] of `rows` [B], and how many ids these have [K]."""
+    """For each of `keys` [G], the lengths [K, B] of `rows` [B], and the number of their ids [K]."""
     for key in range(len(keys)):
         numel, of_rows, measured = np.int64(0), every[key], lengths[keys[key]]
         for row in range(len(rows)):
@@ -224,8 +224,9 @@ def _copy(
     lengths: Numbers,
     out: Numbers,
 ) -> None:
-    """Copy each key's ids of the B rows: of `rows` [B] where it has one in each, else
-    `lengths[key, b]` from `firsts` [G, N] on, whose rows are those of the other keys."""
+    """Copy each key's ids of the B rows. If the key has one id in each row, these are those at
+    `rows` [B]; else they are `lengths[key, b]` ids from `firsts` [G, N] on, whose rows are those of
+    the other keys."""
     runs = _runs(rows, begins)
     at, other, room = U64(0), 0, U64(len(out))
     for key in range(len(one_id)):
@@ -256,8 +257,8 @@ def _copy(
 
 @kernel
 def _runs(rows: I64, begins: I64) -> I64:
-    """[R, 3]: the KJT that each run of `rows` [B] is of, and the run's first and last place; the
-    rows of the KJTs begin at `begins` [W + 1] among all."""
+    """[R, 3]: for each run of `rows` [B] its KJT, and the run's first and last place. The rows of
+    the KJTs begin at `begins` [W + 1] among all rows."""
     runs = np.empty((len(rows), 3), np.int64)
     part, count = 0, 0
     for place in range(len(rows)):

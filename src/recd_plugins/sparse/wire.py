@@ -269,7 +269,7 @@ def lookup_of_runs(
 def _write_runs(
     lookup: NDArray[np.int64], codes: NDArray[np.int64], runs: NDArray[np.int64]
 ) -> tuple[int, int, int]:
-    """How many there are, the largest code, and the longest run."""
+    """Write the runs. Returns their number, the largest code, and the length of the longest run."""
     count = largest = longest = 0
     for group in range(len(lookup)):
         for sample, code in enumerate(lookup[group]):
@@ -289,7 +289,8 @@ def _write_lookup(
     unique_counts: NDArray[np.int64],
     lookup: NDArray[np.int64],
 ) -> int:
-    """The first group that is wrong; -1 where none is, or `NOT_AS_MANY`."""
+    """Write the inverse lookup. Returns the first group that is wrong; -1 if none is, or
+    `NOT_AS_MANY`."""
     groups, samples = lookup.shape
     at = group = 0
     for number, code in enumerate(codes):

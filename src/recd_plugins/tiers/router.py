@@ -348,11 +348,11 @@ def _route(
     """Returns missed, replicated (which, positions), per node (which, positions), and how many
     ids are of no row.
 
-    `starts` and `sizes` are those of each feature's table; `slot_starts` and `num_slots` say which
-    of all `slots` it has, if any, and `number_of_slot` is the number of each one's row. `words` and
-    `ranks` are the bitmap of the rows that have replicas, `tier_words` and `tier_ranks` that of the
-    replicated ones among these; without `two_tiers` all are in one tier, and the second bitmap is
-    not read.
+    `starts` and `sizes` are those of each feature's table. `slot_starts` and `num_slots` say which
+    of all `slots` the table has, if any, and `number_of_slot` has the number of each slot's row.
+    `words` and `ranks` are the bitmap of the rows that have replicas, `tier_words` and `tier_ranks`
+    that of the replicated rows among these. Without `two_tiers` all are in one tier, and the second
+    bitmap is not read.
 
     A block of ids is taken in passes: the first only asks for their words, so that the
     processor has as many cache misses under way as it can. No branch depends on an id.

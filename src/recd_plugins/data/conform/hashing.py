@@ -61,7 +61,7 @@ def _hash_word(word: Any, seed: Any) -> Any:
 
 @kernel
 def _word(data: npt.NDArray[np.uint8], at: int, count: int) -> np.uint64:
-    """`count` bytes from `at` on as a number, the lowest first."""
+    """The number that `count` bytes from `at` on make, the lowest first."""
     word = np.uint64(0)
     for i in range(count):
         word |= np.uint64(data[at + i]) << np.uint64(8 * i)
@@ -99,7 +99,8 @@ def _hash_bytes(data: npt.NDArray[np.uint8], start: int, stop: int, seed: Any) -
 
 @kernel
 def _spelt(data: npt.NDArray[np.uint8], start: int, stop: int) -> tuple[bool, np.uint64]:
-    """Whether a text is what `str` makes of an integer in [-2^63, 2^64), and its 64 bits."""
+    """Whether a text is what `str` makes of an integer in [-2^63, 2^64), and the 64 bits of that
+    integer."""
     none = (False, np.uint64(0))
     at = start
     negative = stop > start and data[start] == MINUS

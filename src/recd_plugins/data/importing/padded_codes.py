@@ -93,8 +93,8 @@ def _is_one_of(content: U8, at: I64, signs: bytes) -> npt.NDArray[np.bool_]:
 def _first_named(
     content: U8, at: I64, delimiter: np.uint8, quoted: bool, named: npt.NDArray[np.bool_]
 ) -> Any:
-    """The first of these places at which a field of a named column begins, and the column; -1 where
-    none is."""
+    """The first of these places at which a field of a named column begins, and that column; -1 if
+    there is none."""
     here = field = column = 0
     state = OUTSIDE
     for place in at:

@@ -38,7 +38,8 @@ def coalesce(ids: Tensor) -> Coalesced:
 
 @kernel
 def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], int]:
-    """As many different ids as the last says, and the place among them of each id."""
+    """The different ids, the place of each id among them, and the number of different ids; the
+    first array is undefined behind that number."""
     # One hash table of a million ids misses the cache at each. So ids are first dealt out to parts
     # by the top bits of their hash, which moves them in streams; then each part has its own table.
     bits = 0
@@ -79,8 +80,8 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
 def _deal(
     ids: npt.NDArray[Any], bits: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """Deal ids out to 2^bits parts: where each begins and ends; the ids part by part; where they
-    were."""
+    """Distribute ids over 2^bits parts. Returns where each part begins and ends, the ids part by
+    part, and where each id was."""
     parts = 1 << bits
     ends = np.zeros(parts + 1, np.int64)
     shift = np.uint64(63 - bits)  # in two steps: no shift is by 64, which would be none
@@ -101,7 +102,7 @@ def _deal(
 
 @kernel
 def _capacity(ids: int) -> int:
-    """A power of two: of the slots, at most half are taken."""
+    """The number of slots: a power of two, of which at most half are taken."""
     size = 16
     while size < 2 * ids:
         size *= 2

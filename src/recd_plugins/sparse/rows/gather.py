@@ -71,7 +71,8 @@ def addresses_of_lengths(lengths: Sequence[Tensor]) -> Addresses:
 
 @kernel
 def add_up(place: I64, offsets: I64) -> Any:
-    """Whether each of the lengths at `place` is 1; if not, `offsets` [B + 1] are set to theirs."""
+    """Whether each of the lengths at `place` is 1. If not, `offsets` [B + 1] are set to the offsets
+    of these lengths."""
     if place[2] == 8:
         return _accumulate(array64(place), offsets)
     return _accumulate(array32(place), offsets)
@@ -79,7 +80,8 @@ def add_up(place: I64, offsets: I64) -> Any:
 
 @kernel
 def note_spans(offsets: I64, single: bool, firsts: I64, bounds: I64) -> np.int64:
-    """Write where rows `firsts` [U] of all begin and end to `bounds` [B, 2]; their ids' number."""
+    """Write to `bounds` [B, 2] where rows `firsts` [U] begin and end among all. Returns the number
+    of their ids."""
     if single:
         for i in range(len(firsts)):
             bounds[i, 0], bounds[i, 1] = firsts[i], firsts[i] + 1

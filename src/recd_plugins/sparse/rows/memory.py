@@ -102,14 +102,14 @@ def array8(place: I64) -> Any:
 
 @kernel
 def array_like(place: I64, like: npt.NDArray[Any]) -> Any:
-    """The numbers of one of `places`, of the type that those of `like` have."""
+    """The numbers of one of `places`, of the type of those of `like`."""
     return numba.carray(_pointer(place[0]), (place[1],), like.dtype)
 
 
 @kernel
 def all_below(numbers: npt.NDArray[Any], count: int) -> bool:
-    """Whether all of some int32 or int64 numbers are in [0, count): for places that a kernel is to
-    write to."""
+    """Whether all of these int32 or int64 numbers are in [0, count). Check with it places to which
+    a kernel is to write."""
     most = np.uint64(0)
     for number in numbers:
         most = max(most, np.uint64(number))  # a negative one is huge
@@ -125,7 +125,8 @@ READ, KEEP, DATA = 0, 3, 1
 
 @kernel
 def prefetch(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None:
-    """Begin to fetch `numbers[start:stop]`: wanted soon, and the processor cannot guess it.
+    """Begin to fetch `numbers[start:stop]`, which are needed soon, and which the processor cannot
+    predict.
 
     Nothing waits for it, and no place is out of bounds.
     """
@@ -143,8 +144,8 @@ page: the processor by itself does not fetch past the end of one."""
 
 @kernel
 def prefetch_behind(numbers: npt.NDArray[Any], start: np.uintp, stop: np.uintp) -> None:
-    """Begin to fetch what comes `FAR` behind `numbers[start:stop]`, of numbers that are read from
-    first to last."""
+    """Begin to fetch the numbers that are `FAR` behind `numbers[start:stop]`, if numbers are read
+    from first to last."""
     step, far = np.uintp(LINE // numbers.itemsize), np.uintp(FAR // numbers.itemsize)
     start, stop = start + far, stop + far
     while start < stop:

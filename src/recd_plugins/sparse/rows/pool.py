@@ -232,8 +232,9 @@ def _copy_rows(
     like: Numbers,
     into: Numbers,
 ) -> None:
-    """Lays rows `rows[cuts[b] : cuts[b + 1]]`, of `lengths` [N], end to end in target b: row r
-    begins at `begins[r]` of the place. `like` and `into` are of the types of both."""
+    """Copies rows `rows[cuts[b] : cuts[b + 1]]`, of `lengths` [N], one after another into target b.
+    Row r begins at `begins[r]` of the place. `like` and `into` have the types of source and
+    target."""
     values = array_like(place, like)
     if all_one(lengths):
         for block in range(len(targets)):
@@ -471,7 +472,7 @@ def _add_each(
 
 @kernel
 def _fill(slots: Numbers, hashes: npt.NDArray[np.uint64], first: int) -> None:
-    """Fills a table anew with rows `first` and up, of these hashes."""
+    """Empties a table, and fills it with the rows from `first` on, which have these hashes."""
     mask = np.uint64(len(slots) - 1)
     slots[:] = 0
     for i in range(len(hashes)):
@@ -502,7 +503,8 @@ def _equal(
 
 @kernel
 def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
-    """[K] the ids of each feature's rows; `lengths` [K, S] become the rows'."""
+    """[K] the number of ids of each feature's rows; writes the rows' lengths to `lengths` [K,
+    S]."""
     numels = np.zeros(len(rows), np.int64)
     for k in range(len(rows)):
         of_feature, into, numel = rows[k], lengths[k], np.int64(0)
@@ -519,7 +521,8 @@ def _measure(offsets: I64, rows: Numbers, lengths: I32) -> I64:
 def _copy_numbered(
     values: Ids, offsets: I64, rows: Numbers, starts: I64, stops: I64, out: I64
 ) -> None:
-    """Lays each feature's rows end to end in `out`, from its `starts` [K] to its `stops` [K]."""
+    """Copies each feature's rows one after another into `out`, from its `starts` [K] to its `stops`
+    [K]."""
     last = np.uintp(rows.shape[1] - 1)
     for k in range(len(rows)):
         of_feature, at = rows[k], np.uintp(starts[k])

@@ -139,7 +139,7 @@ def overlap_rows(
 
 @kernel
 def _matches(values: Values, starts: I64, lengths: I64, begins: npt.NDArray[np.bool_]) -> I64:
-    """[U] the longest suffix of row u - 1 which is a prefix of row u."""
+    """[U] the length of the longest suffix of row u - 1 that is a prefix of row u."""
     matches = np.zeros(starts.size, np.int64)
     longest = 0
     for length in lengths:
@@ -174,7 +174,8 @@ def _matches(values: Values, starts: I64, lengths: I64, begins: npt.NDArray[np.b
 
 @kernel
 def _lay(values: Values, starts: I64, lengths: I64, matches: I64) -> tuple[Values, I64]:
-    """Every row ends where the shared values so far end; so may the next begin before that."""
+    """Each row ends where the shared values end so far. So the next row may begin before that
+    end."""
     numel = 0
     for u in range(starts.size):
         numel += lengths[u] - matches[u]

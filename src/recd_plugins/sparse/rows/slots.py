@@ -73,9 +73,9 @@ def _places(number: np.uint64, size: np.uint64) -> Any:
 
 @kernel
 def _fill(slots: U64s, rows: I64) -> bool:
-    """Put each row in one of its slots, from which a row that is there goes to its other one; false
-    where one finds no place. In the end free slots repeat the first row, so that none says what is
-    not."""
+    """Put each row into one of its two slots. A row that is there already moves to its other slot.
+    Returns false if some row finds no place. At the end, free slots repeat the first row, so that
+    no slot has a row that does not exist."""
     size = U64(len(slots))
     for row in rows:
         moved = U64(row)

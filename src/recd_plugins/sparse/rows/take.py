@@ -34,7 +34,7 @@ def take_blocks(parts: Sequence[Tensor], rows: I64, sizes: Sequence[int]) -> lis
 
 @kernel
 def _take(whole: Numbers, rows: I64, places: I64) -> None:
-    """Lays the rows [N, width] end to end in one place after another, as `Addresses` has them."""
+    """Copies the rows [N, width] one after another into the places that `Addresses` has."""
     # Indices are unsigned: the compiler need not ask whether they count from the end.
     n, width = np.uintp(0), np.uintp(whole.shape[1])
     for place in places:

@@ -207,11 +207,11 @@ def _refine_each(
     hashes: npt.NDArray[np.uint64],
     long: bool,
 ) -> np.int64:
-    """Part what was equal so far: rows keep one code where they had one, and their ids agree.
+    """Refine the rows that were equal so far: they keep a common code if their ids agree.
 
-    Codes are overwritten by new ones, numbered in order of first appearance; returned is how
-    many. The table is an open hash table, at most half full: its slots hold the new code of a
-    unique row, and of each new code it has the hash, and where it comes first.
+    Codes are overwritten by new ones, numbered in the order of first appearance. Returns the number
+    of new codes. The table is an open hash table, at most half full: its slots hold the new codes
+    of unique rows, and `hashes` and `firsts` have the hash and the first place of each new code.
     """
     slots[:] = -1
     mask = np.uint64(len(slots) - 1)
@@ -281,15 +281,16 @@ def _equal(values: npt.NDArray[Any], left: np.uintp, right: np.uintp, length: np
 def _refine_single(
     ids: npt.NDArray[Any], codes: I64, firsts: I64, slots: I32, runs: I32, ends: I32
 ) -> np.int64:
-    """Part what was equal so far: rows keep one code where they had one, and their ids agree.
+    """Refine the rows that were equal so far: they keep a common code if their ids agree.
 
-    Codes [B] are overwritten by new ones, numbered in order of first appearance; returned is how
-    many. `firsts` [B + 1] gets where each comes first; what lies behind the last is undefined.
-    The others are scratch: `slots` is a power of two, at least 2 * B, and each of the two is [B].
+    Codes [B] are overwritten by new ones, numbered in the order of first appearance. Returns the
+    number of codes. `firsts` [B + 1] gets the first place of each code; behind the last it is
+    undefined. The other arguments are scratch: `slots` is a power of two, at least 2 * B, and each
+    of the two is [B].
 
-    In a clustered table equal rows lie side by side. So rows are first parted into runs, without
-    a branch that the processor could guess wrong, and then a run is looked up at a time. What is
-    found of it, and whether it is new, is not branched upon either.
+    In a clustered table equal rows are side by side. So rows are first divided into runs, without a
+    branch that the processor could predict wrongly, and then looked up run by run. The look-up does
+    not branch on what it finds either, nor on whether a run is new.
     """
     if len(codes) == 0:
         return np.int64(0)

@@ -82,7 +82,7 @@ def _unique_samples(
 
 @kernel
 def _unique_of_one(rows: Numbers, slots: I32, lookup: I64, firsts: I64) -> np.int64:
-    """How many different rows there are among the [S] of one feature."""
+    """The number of different rows among the [S] of one feature."""
     mask = np.uint64(len(slots) - 1)
     count = known = np.int64(0)
     for sample in range(np.uintp(len(lookup))):
@@ -109,7 +109,7 @@ def _unique_of_one(rows: Numbers, slots: I32, lookup: I64, firsts: I64) -> np.in
 def _unique_of_several(
     rows: Numbers, members: I64, slots: I32, lookup: I64, firsts: I64
 ) -> np.int64:
-    """How many different samples [S] there are, by the rows of several features."""
+    """The number of different samples [S], by the rows of several features."""
     mask = np.uint64(len(slots) - 1)
     count = known = np.int64(0)
     for sample in range(np.uintp(len(lookup))):

@@ -113,9 +113,9 @@ class Chunks:
 def _places(
     targets: npt.NDArray[Any], which: npt.NDArray[Any], mine: Bools, firsts: I64, lasts: I64
 ) -> Any:
-    """[k] int32: for the entries `which` of a chunk, which has the rows `firsts` to `lasts` of each
-    share, the places of their targets among the chunk's rows that this rank touched, share by
-    share; -1 for a row that it did not touch."""
+    """[k] int32: for the entries `which` of a chunk, the places of their targets among the rows of
+    the chunk that this rank touched, share by share; -1 for a row that it did not touch. The chunk
+    has the rows `firsts` to `lasts` of each share."""
     size = np.uint64(mine.shape[1])
     places = np.full((lasts - firsts).sum(), -1, np.int32)
     begins = np.zeros(len(mine), np.int64)
@@ -187,8 +187,8 @@ def _count_chunks(
     width: int,
     rows: npt.NDArray[Any],
 ) -> Any:
-    """The edges, and the counts of both kinds; fills in the rows that any rank touched, share by
-    share, where `rows` has room."""
+    """The edges, and the counts of both kinds. If `rows` has room, writes to it the rows that any
+    rank touched, share by share."""
     shares, size = anywhere.shape
     edges = np.full((shares, count + 1), size, np.int64)
     before = np.zeros((shares + len(by_rank), count + 1), np.int64)
