@@ -16,16 +16,16 @@ CLUSTER, THIN = "cluster_by_session", "downsample_samples"
 def _cluster(situation: Situation) -> Values | NotHere:
     if not situation.use("dataset"):
         return NotHere(
-            "batches are those of a trainer's own loader, which says in which order samples come: "
-            "have it keep those of a session together, and ask again"
+            "batches come from the trainer's own loader, which decides on the order of samples: "
+            "let it keep the samples of a session together, and ask again"
         )
     if situation.schema.session_id is None:
         return NotHere(
-            "the table names no session, so that nobody knows which samples belong together: name "
-            "the column under `dataset.schema.session_id` if there is one"
+            "the table names no session, so it is unknown which samples belong together: name the "
+            "column as `dataset.schema.session_id` if there is one"
         )
     if not situation.schema.sparse:
-        return NotHere("the table has no features of ids, which alone repeat in a session")
+        return NotHere("the table has no features of ids, and only those repeat in a session")
     made: dict[str, Any] = {"etl": [*_steps(situation.values), {"use": CLUSTER}]}
     if situation.use("reader") in ("", "local"):
         made["reader"] = {"use": "local", **situation.options("reader"), "sessions": "whole"}
@@ -60,7 +60,7 @@ def _deduplicate_users(situation: Situation) -> Values | NotHere:
     every = _features(situation, pooled=True) | _features(situation, pooled=False)
     users = {name for name in every if kinds.get(name) == "user"}
     if not users or users == every:
-        return NotHere("the table does not tell features of users from others")
+        return NotHere("the table does not mark which features are those of users")
     return _of(users)
 
 

@@ -24,8 +24,8 @@ def _tiered(situation: Situation) -> Values | NotHere:
         return _sharded(situation, {"goal": "max_memory_saving", "coalesce": "rank"})
     if situation.budget_gb <= 0:
         return NotHere(
-            "a replica takes memory, and the budget has none: give --budget-gb, the memory that a "
-            "rank may take over TorchRec's own plan"
+            "a replica takes memory, but the budget has none: give --budget-gb, the memory that a "
+            "rank may take beyond TorchRec's own plan"
         )
     return _sharded(situation, {"goal": "auto", "budget_gb": situation.budget_gb})
 

@@ -67,8 +67,8 @@ class FlexShardConfig(Config):
             )
         if self.coalesce is not None and self.goal == "auto":
             raise RegistryError(
-                f"is {self.coalesce}, but goal auto chooses how ids travel itself. Leave it out, "
-                "or say `goal: budget`.",
+                f"is {self.coalesce}, but goal auto itself chooses how ids travel. Leave it out, "
+                "or write `goal: budget`.",
                 "coalesce",
             )
 
@@ -84,5 +84,7 @@ class FlexShardConfig(Config):
             sizes = option.name not in ("plan", "tables")
             if sizes and getattr(self, option.name) != option.default:
                 raise RegistryError(
-                    f"sizes a plan, but `plan: {self.plan}` is one. Leave out either.", option.name
+                    f"sizes a plan, but `plan: {self.plan}` is a complete one. Leave out one of "
+                    "the two.",
+                    option.name,
                 )

@@ -76,9 +76,9 @@ class FlexShardPlanner(TierPlanner):
         names = ", ".join(every)
         return Unused(
             what="sharding: flexshard",
-            why="no table of sequences is in the model; of its pooled tables TorchRec sends one "
-            "sum for a bag, so that a replica of a row alone spares nothing",
-            cure="Set `goal: auto`, which plans pooled tables too; or have their rows travel: "
+            why="the model has no table of sequences; of its pooled tables TorchRec sends one sum "
+            "for each bag, so that a replica of one row saves nothing",
+            cure="Set `goal: auto`, which plans pooled tables too; or let their rows travel: "
             f"`coalesce: rank, tables: [{names}]`.",
         )
 

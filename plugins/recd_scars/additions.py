@@ -12,15 +12,15 @@ __all__ = ["ADDITIONS"]
 
 def _hot_batches(situation: Situation) -> Mapping[str, Any] | NotHere:
     if situation.cluster.world_size == 1:
-        return NotHere("there is one rank, to which every batch is hot")
+        return NotHere("there is one rank, and for it every batch is hot")
     if not situation.tables:
         return NotHere("the model has no TorchRec table")
     if situation.tiers:
         return {"cache": {"use": "scars", "size": "plan"}}
     if situation.budget_gb <= 0:
         return NotHere(
-            "cached rows take memory, and the budget has none: give --budget-gb, the memory that a "
-            "rank may take over TorchRec's own plan"
+            "cached rows take memory, but the budget has none: give --budget-gb, the memory that a "
+            "rank may take beyond TorchRec's own plan"
         )
     size = {"size": "budget", "budget_gb": situation.budget_gb}
     return {"cache": {"use": "scars", **size}}

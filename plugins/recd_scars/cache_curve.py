@@ -68,8 +68,8 @@ class CacheCurve:
         """
         if not rows.lookups:
             raise RegistryError(
-                "no row is looked up, so there is nothing to cache. Name tables that samples look "
-                "rows up in, or more than 0 --lookups of a law."
+                "no row is looked up, so there is nothing to cache. Name tables in which samples "
+                "look up rows, or with a law give more than 0 --lookups."
             )
         each = 2 * rows.lookups * width if sample_bytes is None else sample_bytes / BYTES
         room = batch_size * each + 0.1 * rows.num_rows * width
@@ -77,7 +77,7 @@ class CacheCurve:
             room = memory_bytes / BYTES
         if not math.isfinite(max(room, BYTES * rows.lookups * width)):
             raise RegistryError(
-                "lookups, numbers in a row and memory are more together than can be counted. Lower "
+                "lookups, numbers in a row and memory are too large together to be counted. Lower "
                 "--lookups, --width, --memory or --per-sample."
             )
         memory = Memory(capacity=room, per_sample=each, width=width, least=least_batch)

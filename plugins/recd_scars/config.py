@@ -85,8 +85,8 @@ class ScarsConfig(Config):
             self._check_planned()
         if self.profile_batches == 0 and self.coalesce == "none":
             raise RegistryError(
-                "is 0, so that nothing is cached at first, nor coalesced: no table would be made "
-                "ready for it. Set coalesce to rank or node, or count a batch.",
+                "is 0, so that nothing is cached at first, and coalesce is none: no table would be "
+                "prepared for a cache. Set coalesce to rank or node, or count at least one batch.",
                 "profile_batches",
             )
         if self.mapped_folder is not None and self.home != "mapped":
@@ -95,8 +95,8 @@ class ScarsConfig(Config):
             raise RegistryError(f"is for `home: host`, but home is {self.home}.", "cache_algorithm")
         if self.profile_batches == 0 and self.profile is None and self.home == "host":
             raise RegistryError(
-                "is 0, but `home: host` chooses kernels and the sizes of their caches by what is "
-                "looked up. Count some batches.",
+                "is 0, but `home: host` chooses kernels and the sizes of their caches by lookups. "
+                "Count some batches.",
                 "profile_batches",
             )
 
@@ -119,7 +119,7 @@ class ScarsConfig(Config):
         for option in DECIDED_BY_PLAN:
             if getattr(self, option) != usual[option]:
                 raise RegistryError(
-                    "is not the cache's to say with `size: plan`: the sharding slot's planner "
-                    "decides it. Give the option there, or another size.",
+                    "cannot be set here with `size: plan`, because the sharding slot's planner "
+                    "decides it. Set the option there, or choose another size.",
                     option,
                 )

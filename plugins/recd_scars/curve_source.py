@@ -48,7 +48,7 @@ def of_law(law: str, rows: int, lookups: float, width: int) -> CurveSource:
         drawn = LAWS[name](rows, lookups, *([float(parameter)] if colon else []))
     except (TypeError, ValueError) as error:
         raise RegistryError(
-            f"--law: {law!r} is no law with a number that it takes, say zipf:1.05 ({error})"
+            f"--law: {law!r} is no law with a number that suits it, such as zipf:1.05 ({error})"
         ) from error
     return CurveSource(name=law, rows=drawn, width=width)
 

@@ -18,7 +18,8 @@ def check_home(home: Home, device: Literal["cpu", "cuda"]) -> None:
     if home == "mapped" and device == "cuda":
         raise CapabilityError(
             "cache.home: mapped tables are for the CPU, but the tables live on CUDA. Set `home: "
-            "host`: TorchRec's UVM kernels then serve from host memory what the device cannot hold."
+            "host`: TorchRec's UVM kernels then serve from host memory what does not fit into the "
+            "device."
         )
     if home == "host" and device == "cpu":
         raise CapabilityError(

@@ -205,7 +205,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         if self._config.hot_batches and sized and not self._has_copies:
             yield Unused(
                 what="cache: hot_batches",
-                why="no row has a copy on every rank, so that no batch can be hot",
+                why="no row has a copy on every rank, so no batch can be hot",
                 cure="Set `cache.hot_batches: false`, or give the cache more rows: "
                 + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
             )
@@ -231,8 +231,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             yield Unused(
                 what="cache: scars",
                 why="with `size: plan` rows, tiers and coalescing are those of "
-                f"`sharding: {self._policy.name}`, and `cache` has no hot batches, no home of "
-                "tables and no `force`, which alone it would add",
+                f"`sharding: {self._policy.name}`, and the only things that `cache` could add, hot "
+                "batches, a home of tables and `force`, are not set",
                 cure="Take `cache` out, or set `cache.hot_batches: true`.",
             )
 
@@ -240,7 +240,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         if self._config.hot_batches and self._has_copies:
             yield Unused(
                 what="cache: hot_batches",
-                why="the trainer's batches come from no loader that puts hot samples together",
+                why="the trainer's batches do not come from a loader that puts hot samples "
+                "together",
                 cure="Train with `stack.order(loader)`, or set `cache.hot_batches: false`.",
             )
 
@@ -478,20 +479,20 @@ def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
         if isinstance(others, TierPlanner):
             raise RegistryError(
                 f"cache.size: is {config.size}, but sharding: {others.name} gives rows replicas "
-                "too, and a table has one tier plan. Set `size: plan`, and the cache is what "
-                f"{others.name} plans; or `sharding: {{use: torchrec}}`, and it is SCARS' own."
+                "too, but a table has one tier plan. Set `size: plan`, so that the cache is what "
+                f"{others.name} plans; or `sharding: {{use: torchrec}}`, so that it is SCARS' own."
             )
         return ScarsPlanner(config, context)
     if not isinstance(others, TierPlanner):
         raise RegistryError(
             "cache.size: is plan, so that the cache is what the sharding slot's planner plans, but "
-            f"that ({type(others).__name__}) gives no row replicas. Set `sharding: flexshard`, or "
-            "another size."
+            f"that planner ({type(others).__name__}) gives no row replicas. Set `sharding: "
+            "flexshard`, or another size."
         )
     if config.home == "host" and others.plan_path is not None:
         raise RegistryError(
-            "cache.home: is host, which chooses kernels and the sizes of their caches by what is "
-            f"looked up, but {others.options_in}.plan is a saved plan, for which nobody counts it. "
-            f"Take `plan` out of `{others.options_in}`, or set `home: memory`."
+            "cache.home: is host, which chooses kernels and the sizes of their caches by lookups, "
+            f"but {others.options_in}.plan is a saved plan, for which no lookups are counted. Take "
+            f"`plan` out of `{others.options_in}`, or set `home: memory`."
         )
     return ScarsPlanner(config, context, others)

@@ -26,7 +26,7 @@ def coalesced(rows: RowDistribution, *, batch_size: float, width: int, cached: i
     C are the `cached` hottest rows (equation 3, without the cache; 6 with it).
     """
     if batch_size <= 0:
-        raise DataError(f"a batch of {batch_size:g} samples moves nothing: ask for one at least.")
+        raise DataError(f"a batch of {batch_size:g} samples moves nothing: ask for at least one.")
     rest = rows.part(cached, rows.num_rows)
     return batch_size * rows.lookups + width * rest.appearing(batch_size)
 

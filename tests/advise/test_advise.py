@@ -367,7 +367,7 @@ def test_all_kjts_that_a_trainer_names_are_counted() -> None:
     one = KeyedJaggedTensor(["seen"], torch.tensor([1]), lengths=torch.tensor([1]))
     assert not [one for one in advice.to_measure if "of no row" in one]
     uneven = ModelOfTrainer(Scored(), [loader[0]._replace(ids=one)], list)
-    with pytest.raises(DataError, match=r"have \[1, 128\] samples, so that nobody knows"):
+    with pytest.raises(DataError, match=r"have \[1, 128\] samples, so it is unknown which"):
         _ = uneven.batch_size
 
 
@@ -529,7 +529,7 @@ def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
         (["--trainer", "no_such_module:parts"], "named 'no_such_module'. Run with --debug for"),
         (["--trainer", "json:JSONDecoder"], "it returned JSONDecoder"),
         (["--trainer", "json:loads"], "it raised TypeError"),
-        (["--try", "1", "topology=a100_dgx"], "the topology is one of cuda devices"),
+        (["--try", "1", "topology=a100_dgx"], "the topology has cuda devices"),
         (["train.batch_size=100000"], "rows fill no batch of 100000 on each of 2"),
         (["--out", "{folder}"], "folder"),
         (["--try", "1", "--ranks", "4096"], "4,096 ranks would train at once on this machine"),
@@ -565,9 +565,9 @@ def test_a_curve_of_other_ranks_goes_by_the_samples_of_a_step(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is no JSON (Expecting value: line 1"),
-        ("[" * 100_000, "it is no JSON (maximum recursion"),
-        ("\udcff", "it is no JSON ('utf-8' codec"),
+        ("", "it is not JSON (Expecting value: line 1"),
+        ("[" * 100_000, "it is not JSON (maximum recursion"),
+        ("\udcff", "it is not JSON ('utf-8' codec"),
         ("[]", "that has `ranks` and `sides`, and this has []"),
         ('{"plan": 1, "tiers": {}}', "`sides`, and this has plan, tiers. Write"),
         ('{"ranks": 0, "sides": {}}', "its `ranks` are 0, and no number"),

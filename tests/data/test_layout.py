@@ -224,7 +224,9 @@ def test_popularity_counts_jobs_of_the_latest_days(tmp_path: Path) -> None:
         assert popularity(log, now=1e9 + 86_400) == {"b": 2, "a": 1}
     for altered in (whole.replace('"a"', '"c"'), whole.replace('"c"', '"a"'), whole + "{}\n"):
         log.write_text(altered)
-        with pytest.raises(DataError, match=r"reads\.jsonl:\d: is no line of a read log, or was"):
+        with pytest.raises(
+            DataError, match=r"reads\.jsonl:\d: is not a line of a read log, or was"
+        ):
             popularity(log)
 
 
@@ -237,7 +239,7 @@ def test_a_line_that_is_none_of_a_read_log_is_named(tmp_path: Path, line: str) -
     log = tmp_path / "reads.jsonl"
     note_reading(log, Path("t"), ["a"], now=1e9)
     log.write_text(line + "\n" + log.read_text())
-    with pytest.raises(DataError, match=r"reads\.jsonl:1: is no line of a read log"):
+    with pytest.raises(DataError, match=r"reads\.jsonl:1: is not a line of a read log"):
         popularity(log)
 
 
@@ -288,7 +290,7 @@ def test_a_rewrite_into_the_table_itself_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "other" / ".." / "t" / "deep" / "anew"
     done = CliRunner().invoke(app, ["data", "rewrite", str(table), str(target)])
     assert done.exit_code == 2
-    assert f"TARGET: {target} lies in the table {table}" in done.stderr
+    assert f"TARGET: {target} is inside the table {table}" in done.stderr
     assert not (tmp_path / "t" / "deep").exists()
 
 

@@ -228,7 +228,7 @@ def test_a_rewrite_leaves_out_lists(tables, tmp_path):
 def test_a_strangers_files_keep_their_lists(tmp_path):
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table({"ids": [[1], [1]]}), tmp_path / "t" / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: is no table of `recd`"):
+    with pytest.raises(DataError, match=r"a\.parquet: is not a table of `recd`"):
         rewrite(tmp_path / "t", tmp_path / "u", RewriteConfig(leave_out_repeats=True))
     assert not (tmp_path / "u").exists()
 

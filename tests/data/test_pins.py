@@ -80,7 +80,7 @@ def test_a_file_that_a_transform_reads_and_that_was_written_anew_is_named(tmp_pa
         check_pins(tmp_path / "copy", tables, {"preprocess[0].file": ids})
     (tmp_path / "pins.json").write_bytes(b"\xa2")
     copy_pins(tmp_path, tmp_path / "damaged")
-    with pytest.raises(DataError, match=r"damaged.pins\.json: says which files .* cannot be read"):
+    with pytest.raises(DataError, match=r"damaged.pins\.json: lists the files .* cannot be read"):
         check_pins(tmp_path / "damaged", tables, {"preprocess[0].file": ids})
     (tmp_path / "pins.json").unlink()  # as of a run of before there were any
     copy_pins(tmp_path, tmp_path / "older")

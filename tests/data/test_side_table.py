@@ -143,7 +143,8 @@ def test_a_side_table_that_has_no_room_is_read_along(folder: Path) -> None:
         held.append(sum(joined._parts[at].num_bytes for at in joined._held))
     assert max(held) <= 512 * 4 < sum(part.num_bytes for part in joined._parts)
     with pytest.raises(
-        DataError, match=r"(?s)row group 0: its keys 'user' lie all over .*ORDER BY"
+        DataError,
+        match=r"(?s)row group 0: the rows of its keys 'user' are spread all over .*ORDER BY",
     ):
         opened(folder, "mixed")
     assert opened(folder, "mixed", {"memory_mib": 9000}).train.num_rows == ROWS
@@ -186,7 +187,7 @@ def test_batches_positions_and_pins_are_those_of_a_dataset_that_has_them(folder:
     with pytest.raises(DataError, match="table"):
         batches(opened(folder), found[3][1])
     tables.train.joins[0]._held.clear()
-    with pytest.raises(DataError, match=r"sorted_beta\.parquet: is not what it was when the table"):
+    with pytest.raises(DataError, match=r"sorted_beta\.parquet: has changed since the table"):
         tables.train.read(tables.train.stripes[0])
 
 
@@ -222,7 +223,7 @@ def test_dense_columns_and_nulls_are_what_the_schema_says(folder: Path) -> None:
         ({"sparse": [{"name": "bta", "num_ids": 9}]}, "'bta' is not there.*'beta'"),
         ({"sparse": [{"name": "ids", "num_ids": 9}]}, "column 'ids' is named twice"),
         ({"sparse": []}, "names no feature"),
-        ({"dense": [{"name": "score"}]}, r"rows whose key a side table lacks get nulls"),
+        ({"dense": [{"name": "score"}]}, r"rows whose key is not in the side table get nulls"),
         ({"table": "sorted_texts_beta.parquet"}, r"is int64, but in .* it is large_string"),
     ],
 )

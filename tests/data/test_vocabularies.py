@@ -114,7 +114,9 @@ def test_a_table_is_another_by_another_vocabulary(tmp_path: Path) -> None:
     second = opened("b", "a")
     assert brands(second) == [[2], [1]]
     assert table_digest(second) != table_digest(first)
-    with pytest.raises(DataError, match=r"brand\.parquet: this vocabulary is not what it was when"):
+    with pytest.raises(
+        DataError, match=r"brand\.parquet: this vocabulary has changed since the table"
+    ):
         brands(first)
     again = opened("a", "b")
     assert table_digest(again) == table_digest(first)

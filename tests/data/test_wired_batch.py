@@ -171,7 +171,7 @@ def test_what_is_not_in_the_memory_of_the_process_is_refused_by_name() -> None:
     """Nothing is read at an address of another memory."""
     ours = batch()
     ours.labels = ours.labels.to("meta")
-    with pytest.raises(PluginError, match=r"labels: is on meta, but .* Hand over CPU tensors"):
+    with pytest.raises(PluginError, match=r"labels: is on meta, but .* Pass CPU tensors"):
         batch_to_record(ours)
     ours = batch()
     ours.features = ours.features.to(torch.device("meta"))
@@ -191,7 +191,7 @@ def test_tensors_that_are_not_contiguous_come_as_they_are() -> None:
 def test_a_type_without_a_form_is_refused_by_name() -> None:
     ours = batch()
     ours.dense = ours.dense.bfloat16()
-    with pytest.raises(PluginError, match=r"torch\.bfloat16 has no form between processes"):
+    with pytest.raises(PluginError, match=r"torch\.bfloat16 cannot be sent between processes"):
         batch_to_record(ours)
 
 

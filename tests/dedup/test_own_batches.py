@@ -595,7 +595,7 @@ def test_auto_looks_at_the_trainers_batches(weighted: bool) -> None:
     head, *reasons = stack.explain().splitlines()
     assert head == "dedup: 8 batches of 256 samples: 1 group"
     assert "  item: left as it is, factor 1.0" in "\n".join(reasons)
-    with pytest.raises(CapabilityError, match="settled before"):
+    with pytest.raises(CapabilityError, match="decided which features are deduplicated before"):
         stack.adapt(looks_up(), batches=Loader())
 
 

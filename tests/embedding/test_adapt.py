@@ -132,7 +132,7 @@ def test_a_glob_names_poolings_and_not_what_is_in_them() -> None:
         adapted = list(adapt(net, GROUPS, poolings=[glob]).modules())
         assert [one for one in adapted if isinstance(one, DedupPooling)] == [*net.pool]
     for pattern in ("pool", "pool.*.layer"):
-        with pytest.raises(RegistryError, match="names no pooling: it fits"):
+        with pytest.raises(RegistryError, match="names no pooling: it matches"):
             adapt(net, GROUPS, poolings=[pattern])
 
 

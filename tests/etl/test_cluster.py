@@ -42,7 +42,7 @@ def clustered(tmp_path, rows, memory_gb=TINY):
 
 def test_memory_for_no_row_is_refused_before_anything_is_written(tmp_path):
     source = table_of(tmp_path / "source", mixed_rows())
-    with pytest.raises(RegistryError, match=r"memory_gb: .* buckets, of which 1,024 are the most"):
+    with pytest.raises(RegistryError, match=r"memory_gb: .*, but there can be 1,024 at most"):
         cluster(source, tmp_path / "clustered", 1e-12)
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 

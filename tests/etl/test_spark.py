@@ -138,7 +138,7 @@ def test_a_master_that_starts_no_spark_is_named(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     says = done.stdout.strip().splitlines()[-1]
-    assert "no Spark starts with spark_master: local[x] (" in says, done.stderr
+    assert "Spark does not start with spark_master: local[x] (" in says, done.stderr
     assert "Could not parse Master URL: 'local[x]'" in says
     assert "engine: pyarrow" in says
 
@@ -178,7 +178,9 @@ def test_without_java_the_message_names_it(monkeypatch):
     ],
 )
 def test_a_cluster_whose_masters_do_not_listen_is_named_at_once(master, says):
-    with pytest.raises(DataError, match=rf"no Spark starts with spark_master: {master} \({says}"):
+    with pytest.raises(
+        DataError, match=rf"Spark does not start with spark_master: {master} \({says}"
+    ):
         check_that_it_listens(master)
 
 

@@ -88,8 +88,8 @@ def proposes(**parts: Any) -> FlexShardPlanner:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda ids: ids[:-1], "`hottest_rows` name as many as it is asked for"),
-        (lambda ids: None, r"were asked for, but a NoneType came. Have `hottest_rows` return \["),
+        (lambda ids: ids[:-1], "`hottest_rows` return as many rows as it is asked for"),
+        (lambda ids: None, r"were asked for, but a NoneType came. Let `hottest_rows` return \["),
         (lambda ids: ids.tolist(), "were asked for, but a list came"),
         (lambda ids: ids + 0.5, r"were asked for, but an array \[[0-9]+\] of float64 came"),
         (lambda ids: ids * 0, "a row is named twice"),
@@ -177,7 +177,7 @@ def chosen(**changed: Any) -> Any:
         (
             "tables",
             lambda self, model: {"t9": model_tables(model)["t0"]},
-            "its `tables` returned as table 't9', which the model has not; ",
+            "its `tables` returned as table 't9', which the model does not have; ",
         ),
         ("choose", lambda self, *given: {}, "its `choose` returned a dict, where it must return"),
         (
@@ -204,7 +204,7 @@ def chosen(**changed: Any) -> Any:
         (
             "choose",
             chosen(reason=None),
-            "its `choose` returned a `reason` of None, where it must say",
+            "its `choose` returned a `reason` of None, where it must give the reason",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_full_disk_is_named_once_and_by_the_path_that_was_written(
 
 def test_a_run_that_ended_without_a_summary_did_not_end(tmp_path: Path) -> None:
     with pytest.raises(
-        RecdError, match="all ranks ended with exit code 0, and none left a summary"
+        RecdError, match="all ranks ended with exit code 0, but none left a summary"
     ):
         _summary(tmp_path)
     (tmp_path / "summary.json").write_text('{"step": 3}')

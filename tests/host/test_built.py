@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "dedup",
         "unknown",
         grouped,
-        "its `groups` name 'cat0', which there is not; did you mean 'cat_0'?",
+        "its `groups` name 'cat0', which does not exist; did you mean 'cat_0'?",
     ),
     "dedup: shares": (
         "dedup",
@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "cache",
         "a_generator",
         rp.Stack.explain,
-        "built a generator, whose code nobody runs. Let its `build` return what the slot takes,",
+        "built a generator, whose code is never run. Let its `build` return what the slot takes,",
     ),
     "cache": ("cache", "no_planner", rp.Stack.explain, "built the int 3, which is no Planner"),
     "model: a text": ("model", "no_module", rp.Stack.model, "'abc', whose type must be Module."),
@@ -225,7 +225,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "model",
         "takes_unknown",
         read,
-        "its `takes` names 'cat0', which there is not; did you mean 'cat_0'?",
+        "its `takes` names 'cat0', which does not exist; did you mean 'cat_0'?",
     ),
     "optimizer: one": (
         "optimizer",
@@ -249,13 +249,13 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "optimizer",
         "steps_others",
         stepped,
-        "its factory made an optimizer that steps 1 parameters which it was not given",
+        "its factory made an optimizer that steps 1 parameters that it was not given",
     ),
     "optimizer: sparse": (
         "optimizer",
         "takes_sparse",
         stepped,
-        "made an optimizer that takes sparse gradients alone, and those of dense parameters are",
+        "made an optimizer that takes only sparse gradients, but those of dense parameters are",
     ),
     "optimizer: asks again": (
         "optimizer",
@@ -353,7 +353,7 @@ def test_a_converter_that_takes_nothing_says_why_or_is_told(right: dict[str, Any
 def test_a_pooling_is_handed_a_query_only_if_it_takes_one(right: dict[str, Any]) -> None:
     pooling = pooling_of(right, "of_rows_alone")
     assert pooling(VALUES, LENGTHS).shape == (3, 4)  # as a model of one's own may call it
-    with pytest.raises(PluginError, match=f"of {re.escape(PLUGIN)}: the model hands a query to "):
+    with pytest.raises(PluginError, match=f"of {re.escape(PLUGIN)}: the model passes a query to "):
         pooling(VALUES, LENGTHS, None)
 
 
@@ -393,7 +393,7 @@ def test_a_planner_that_returns_a_plan_on_one_rank_keeps_none_waiting(
     right: dict[str, Any], gloo_pool: GlooPool
 ) -> None:
     first, second = gloo_pool.run(plans_or_not, {**right, "sharding": "plans_on_rank_0"})
-    assert first.startswith("rank 1 could not plan by `sharding: plans_on_rank_0`, and says why;")
+    assert first.startswith("rank 1 could not plan by `sharding: plans_on_rank_0`, and prints why;")
     assert f"sharding 'plans_on_rank_0' of {PLUGIN}: its `plan` returned None" in second
 
 

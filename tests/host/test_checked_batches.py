@@ -132,7 +132,7 @@ def test_a_reader_whose_batches_go_through_no_transform_is_told(
         assert len([*stack.loader(0, 1), *stack.loader(0, 1, "test")]) == 11
     assert [str(one.message) for one in found] == [
         "preprocess[0]: first_x is not used: the loader of reader: rare yields batches that did "
-        "not go through the `transform` which it was given. Have it yield `transform(batch)`, or "
+        "not go through the `transform` that it was given. Have it yield `transform(batch)`, or "
         "take another reader."
     ]
     strict = stack_of(tmp_path, plugins=plugins, reader=reader, preprocess=steps, strict=True)

@@ -100,17 +100,23 @@ def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("explain ranks --p 0.1", "--p: does nothing here, for it is of prices, and 'ranks' is"),
+        (
+            "explain ranks --p 0.1",
+            "--p: does nothing here, because it is of prices, and 'ranks' is",
+        ),
         ("explain ranks --prices paper", "--prices: does nothing here"),
         (
             "advise -r none.yaml --rounds 4",
-            "--rounds: does nothing here, for nothing is trained without --try",
+            "--rounds: does nothing here, because nothing is trained without --try",
         ),
         (
             "advise --table none -r registry.yaml",  # which is named by default, too
-            "--registry: does nothing here, for --table is advised on in place of a registry.",
+            "--registry: does nothing here, because --table is advised on in place of a registry.",
         ),
-        ("data rewrite a b --days 3", "--days: does nothing here, for no log of readers is read"),
+        (
+            "data rewrite a b --days 3",
+            "--days: does nothing here, because no log of readers is read",
+        ),
     ],
 )
 def test_an_option_that_does_nothing_is_refused(line: str, says: str) -> None:
@@ -158,8 +164,8 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
     ("asked", "kind", "says"),
     [
         ("Dedupe factor", "word", "values before deduplication"),
-        ("hang_after", "option", "0 waits for ever"),
-        ("train.optimizer.dense_lr", "option", "Its learning rate"),
+        ("hang_after", "option", "With 0 the job waits for ever"),
+        ("train.optimizer.dense_lr", "option", "The learning rate of the dense parameters"),
         ("preprocess", "slot", ""),
         ("data import", "command", "Make a table"),
         ("dedup: exact", "record of recd_dedup", "Equal samples"),

@@ -156,11 +156,11 @@ def test_what_is_done_to_features_that_nobody_needs_is_told(registry: dict[str, 
     with pytest.warns(NoticeWarning) as found:
         assert len([stack.loader(0, 1), stack.loader(0, 1, "test")]) == 2
     assert [str(one.message) for one in found] == [
-        "dedup: groups is not used: none of their features is read, for the model takes none of "
-        "them. Name features that the model takes, or take `dedup` out.",
-        "preprocess[3]: first_x is not used: nothing reads feature beta, for the model takes "
-        "neither that nor what is made of it. Take it out, or have the model take that: those of "
-        "recd_dlrm by `model.features`.",
+        "dedup: groups is not used: none of their features is read, because the model takes none "
+        "of them. Name features that the model takes, or take `dedup` out.",
+        "preprocess[3]: first_x is not used: nothing reads feature beta, because the model takes "
+        "neither that nor what is made of it. Take it out, or let the model take the result: "
+        "models of recd_dlrm do by `model.features`.",
     ]
     registry["dedup"]["groups"] += [["history"]]
     del steps[3:]

@@ -174,7 +174,7 @@ def test_a_path_whose_name_is_taken_is_named(site: Path, tmp_path: Path) -> None
     (tmp_path / "my.own").mkdir()
     (tmp_path / "my.own" / "__init__.py").write_text("")
     for name in ("./mine.txt", "./my.own"):
-        assert f"plugin '{name}': Python imports no module of that name" in refused(
+        assert f"plugin '{name}': Python cannot import a module of that name" in refused(
             [name], tmp_path
         )
 
@@ -454,7 +454,7 @@ def test_a_hook_that_has_nothing_to_give_gives_nothing(site: Path) -> None:
 @pytest.mark.parametrize("name", ["recd_dlrn", "no.such.module", "no such module"])
 def test_an_unknown_plugin_is_named_with_the_nearest(name: str, tmp_path: Path) -> None:
     message = refused([name], tmp_path)
-    assert message.startswith(f"plugin {name!r} is no installed entry point, module or path; ")
+    assert message.startswith(f"plugin {name!r} is not an installed entry point, module or path; ")
     assert "recd_dlrm" in message
     assert ("did you mean 'recd_dlrm'?" in message) == (name == "recd_dlrn")
     assert "./my_plugin" in message

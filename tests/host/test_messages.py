@@ -83,7 +83,7 @@ REGISTRIES = {
     "unknown plugin": (
         GOOD.replace("[recd_dlrm]", "[recd_dlrn]"),
         [
-            "registry.yaml:2: plugins[0]: plugin 'recd_dlrn' is no installed entry point",
+            "registry.yaml:2: plugins[0]: plugin 'recd_dlrn' is not an installed entry point",
             "did you mean 'recd_dlrm'?",
         ],
     ),
@@ -181,7 +181,7 @@ def test_a_mistake_in_the_registry(mistake: str, folder: Path) -> None:
         ("sharding.use=torchreck", "provides sharding 'torchreck'; did you mean 'torchrec'?"),
         ("train", "override 'train': write key=value"),
         ("steps=5", "override 'steps=5': steps: unknown key 'steps'; did you mean 'train.steps'?"),
-        ("plugins.x=1", "plugins is a list of 1, in which 'x' is no position; count from 0."),
+        ("plugins.x=1", "plugins is a list of 1, in which 'x' is not a position; count from 0."),
         ("train.steps.x=1", "override 'train.steps.x=1': train.steps is 1, which holds no options"),
     ],
 )

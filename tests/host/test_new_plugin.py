@@ -68,7 +68,7 @@ def test_a_name_may_hold_that_of_the_templates(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "slot", "says"),
     [
-        ("on", "pooling", "in registry.yaml, which names it, the word means True"),
+        ("on", "pooling", "in registry.yaml the word means True"),
         ("null", "pooling", "the word means None"),
         ("range", "cache", "a class of it would be called Range, as something that its code uses"),
         ("config", "callbacks", "a class of it would be called Config"),

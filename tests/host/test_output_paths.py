@@ -36,16 +36,16 @@ def test_what_cannot_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, says in (
         (tmp_path, "is a folder. Name a file"),
-        (tmp_path / "file" / "plan.png", "cannot be written, for .*file takes no files"),
-        (Path("/proc/none/plan.png"), "cannot be written, for /proc takes no files"),
+        (tmp_path / "file" / "plan.png", "cannot be written, because .*file takes no files"),
+        (Path("/proc/none/plan.png"), "cannot be written, because /proc takes no files"),
         (tmp_path / "plan.xyz", "must end in one of .png"),
-        (Path("/dev/full"), "is a device, and what is written replaces a file"),
-        (tmp_path / "pipe", "is a pipe, and what is written replaces a file"),
+        (Path("/dev/full"), "is a device, and the output can only replace a file"),
+        (tmp_path / "pipe", "is a pipe, and the output can only replace a file"),
     ):
         with pytest.raises(RegistryError, match=says) as caught:
             check_writable(path, "--figure", (".png",))
         assert str(caught.value).startswith(f"--figure: {path}")
-    with pytest.raises(RegistryError, match="is no folder"):
+    with pytest.raises(RegistryError, match="is not a folder"):
         set_aside(tmp_path / "file")
 
 
@@ -53,9 +53,9 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     check_makable(tmp_path / "deep" / "table", "TABLE")
     (tmp_path / "file").write_text("")
     for folder, says in (
-        (Path(), "TABLE: . is there already. Name a folder to make"),
-        (Path("/proc/x"), "TABLE: /proc/x cannot be written, for /proc takes no files"),
-        (tmp_path / "file" / "table", "cannot be written, for .*file takes no files"),
+        (Path(), "TABLE: . is there already. Name a new folder"),
+        (Path("/proc/x"), "TABLE: /proc/x cannot be written, because /proc takes no files"),
+        (tmp_path / "file" / "table", "cannot be written, because .*file takes no files"),
     ):
         with pytest.raises(RegistryError, match=says):
             check_makable(folder, "TABLE")
@@ -74,12 +74,12 @@ def test_a_run_is_where_nothing_else_is(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path / "here")
     for run, says in (
-        (".", "is the folder that this is called in, or one that it is in"),
-        ("..", "is the folder that this is called in, or one that it is in"),
-        ("/", "is the folder that this is called in, or one that it is in"),
+        (".", "is the folder in which this command runs, or a folder above"),
+        ("..", "is the folder in which this command runs, or a folder above"),
+        ("/", "is the folder in which this command runs, or a folder above"),
         ("../loop", "is a link that leads to itself"),
-        ("/proc/x", "cannot be written, for /proc takes no files"),
-        ("/dev/null", "is no folder"),
+        ("/proc/x", "cannot be written, because /proc takes no files"),
+        ("/dev/null", "is not a folder"),
     ):
         with pytest.raises(RegistryError, match=f"train.run: {run} {says}"):
             check_is_run(Path(run))
@@ -101,7 +101,9 @@ def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:
     thesis, run = tmp_path / "thesis", tmp_path / "latest"
     thesis.mkdir()
     (thesis / "chapter.tex").write_text("")
-    with pytest.raises(RegistryError, match=r"thesis is no run: it holds chapter\.tex\. Name a"):
+    with pytest.raises(
+        RegistryError, match=r"thesis is not a run's folder: it holds chapter\.tex\. Name a"
+    ):
         set_aside(thesis)
     assert (thesis / "chapter.tex").exists()
     (run / "checkpoints").mkdir(parents=True)
@@ -171,7 +173,7 @@ def test_a_run_is_trained_where_a_file_system_has_no_locks(
 
     monkeypatch.setattr(fcntl, "lockf", none_here)
     with (
-        pytest.warns(NoticeWarning, match="latest has no locks, so nobody refuses a second job"),
+        pytest.warns(NoticeWarning, match="latest has no locks, so a second job"),
         RunLock(tmp_path / "latest") as lock,
     ):
         lock.take()

@@ -201,7 +201,7 @@ def test_mistakes_are_answered_on_every_rank(gloo_pool: GlooPool) -> None:
         "batches: is an iterator",
         "there are no `batches`. Pass both",
         "there are no batches to count",
-        "there are no samples to count: 6 batches came, and none with a sample. See what the",
+        "there are no samples to count: 6 batches came, and none had a sample. Check what the",
         "sharding: flexshard is not used: there are no batches to profile. Pass the trainer's own",
         *["`batches` were given on rank 0 of 2 alone. Pass each rank its own"] * 3,
         "a `profile` was given on rank 1 of 2 alone, but rank 0 plans",

@@ -257,14 +257,14 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"tables_lr": 1}, "tables_lr: unknown key 'tables_lr'; did you mean 'train.optimizer.tab"),
         (
             {"dataset": {"use": "parquet", "train": "${DATA}/a", "test": "b"}},
-            "dataset.train: '${DATA}/a' has ${DATA} in it",
+            "dataset.train: '${DATA}/a' contains ${DATA}",
         ),
         (
             {"dataset": {"use": "parquet", "train": ["a", "$DATA/a"], "test": "b"}},
-            "dataset.train[1]: '$DATA/a' has $DATA in it",
+            "dataset.train[1]: '$DATA/a' contains $DATA",
         ),
-        ({"folder": ""}, "folder: is an empty text, and no path."),
-        ({"folder": "${DATA}/x"}, "folder: '${DATA}/x' has ${DATA} in it, in whose place nothing"),
+        ({"folder": ""}, "folder: is empty, but must be a path."),
+        ({"folder": "${DATA}/x"}, "folder: '${DATA}/x' contains ${DATA}, but variables are not"),
         ({"etl": "sort"}, "etl: expected a list, as [{use: ...}], got 'sort'."),
         ({"etl": ["sort", {"use": "sorted"}]}, "etl[1].use: no enabled plugin provides etl"),
         ({"model": "pools", "pooling": ["sum"]}, "pooling: expected a mapping from feature to"),

@@ -348,7 +348,7 @@ def test_batches_of_a_plugin_that_has_changed_since_are_others(tmp_path: Path) -
     plugin.write_text(f"{STRANGERS}# changed\n")
     assert rp.load(values).delivery().digest != before.digest  # no cache has its batches
     with pytest.raises(
-        RegistryError, match=r"has it of .* \(code .*, but here it is of .* \(code "
+        RegistryError, match=r"has it from .* \(code .*, but here it is from .* \(code "
     ):
         before.open()  # as a worker whose file is another
 
@@ -536,8 +536,8 @@ def test_a_converter_without_groups_is_refused(registry: dict[str, Any]) -> None
     with pytest.raises(CapabilityError) as caught:
         stack.adapt(stack.model())
     assert str(caught.value) == (
-        f"dedup: dedup 'moves' of {PLUGIN}: Moves does not say which features it deduplicates, so "
-        "that no model can be adapted to its batches. Give the converter an attribute `groups`, a "
+        f"dedup: dedup 'moves' of {PLUGIN}: Moves does not name the features that it deduplicates, "
+        "so no model can be adapted to its batches. Give the converter an attribute `groups`, a "
         "tuple of tuples of features."
     )
 

@@ -118,7 +118,7 @@ def test_all_problems_are_named_in_one_run(
         "400 rows, 6 problems",
         f"column 'price' is null, or not a finite number, in {nulls} of 400 rows. Say what stands",
         f"column 'cost' is null, or not a finite number, in {nulls} of 400 rows",
-        "holds times from 1970-01-20 16:13 to 1970-01-20 16:13. In s they are of our time: say "
+        "holds times from 1970-01-20 16:13 to 1970-01-20 16:13. In s they are of our time: write "
         "`timestamp_unit: s`",
         f"column 'clicked' is a click label and holds 2, outside [0, 1], in row {first}",
         f"holds id {highest}" if highest == 59 else "holds id",

@@ -140,13 +140,13 @@ def test_a_history_of_scored_ids_is_summed(tmp_path: Path, beside: bool) -> None
     [
         (
             ["--item", "item"],
-            "--item: does nothing here, for it is of the samples that --negatives",
+            "--item: does nothing here, because it is of the samples that --negatives",
         ),
         (["--by", "uniform"], "Add --negatives, or take --by out."),
         (["--seed", "3"], "Add --negatives, or take --seed out."),
         (
             ["--test-share", "0.2"],
-            "--test-share: does nothing here, for rows are parted by --split",
+            "--test-share: does nothing here, because rows are parted by --split",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_table(tmp_path / "prices", flat, [prices])
     result = CliRunner().invoke(app, ["init", "prices", "--test", "prices"])
     assert (
-        "prices: has no sparse feature, and every model here embeds one at least" in result.stderr
+        "prices: has no sparse feature, but every model here embeds at least one" in result.stderr
     )
     assert not (tmp_path / "registry.yaml").exists()
     run("init", "table", "--test", "table")
@@ -199,7 +199,7 @@ def test_a_table_with_a_dot_in_its_name_is_named_before_a_model_is_made(
     assert "note: table 'user.city' has a dot in its name" in made.stderr
     assert "next: recd init table --test TABLE, which names a table to test on" in made.stdout
     refused = CliRunner().invoke(app, ["init", "table", "--test", "table"])
-    assert (refused.exit_code, "Say `table: user_city`" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "Write `table: user_city`" in refused.stderr) == (2, True)
     assert not (tmp_path / "registry.yaml").exists()
 
 

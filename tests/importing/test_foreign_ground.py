@@ -196,7 +196,7 @@ def test_files_of_text_may_have_columns_that_the_schema_does_not_name(tmp_path: 
     schema = {"session_id": None, "timestamp": None, "sparse": sparse}
     file = text(tmp_path / "schema.yaml", json.dumps(schema))
     words = ("data", "import", tmp_path / "in", tmp_path / "t", "--schema", file)
-    assert "say `recd data import --absent NAME` of more." in recd(*words, fails=2)
+    assert "give `recd data import --absent NAME` for more." in recd(*words, fails=2)
     recd(*words, "--absent", "more")
     assert [one for (one,) in rows_of(tmp_path / "t")["item"].to_pylist()] == [5, 6] * 20 + [7] * 20
 
@@ -253,7 +253,7 @@ def test_numbers_turn_out_to_have_fractions(
     assert "no problem" in recd("data", "check", path, "--schema", file)
     told = recd("data", "import", path, tmp_path / "t", "--schema", file)
     assert "count: read as numbers with fractions" in told
-    assert "Mend this value" not in told
+    assert "Correct this value" not in told
     rows = rows_of(tmp_path / "t")
     assert (rows["count"][7_777].as_py(), rows["label"][7_777].as_py()) == (3.5, 0.5)
 

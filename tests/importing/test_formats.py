@@ -190,5 +190,5 @@ def hash_of(number: int) -> str:
 @pytest.mark.parametrize("delimiter", ["", "ab", "/proc/self/mem", '"', "\n", "\u0661"])
 def test_what_parts_no_fields_is_refused(tmp_path: Path, delimiter: str) -> None:
     file = text(tmp_path / "t.csv", "a,b\n1,2\n")
-    with pytest.raises(DataError, match="parted by one character"):
+    with pytest.raises(DataError, match="separated by one character"):
         foreign_files([file], TextForm(delimiter=delimiter))

@@ -67,14 +67,16 @@ def test_a_key_with_a_slash_is_widened(
 def test_commas_in_texts_of_json_part_thousands_in_no_schema(tmp_path: Path) -> None:
     rows = [{"label": at % 2, "price": f"{12 + at % 7},{100 + at}"} for at in range(300)]
     (doubt,) = survey(foreign_files([lines(tmp_path / "a.jsonl", rows)])).doubts
-    assert doubt.endswith("if they part thousands, write numbers without them, and without quotes")
+    assert doubt.endswith(
+        "if they separate thousands, write numbers without them, and without quotes"
+    )
 
 
 def test_names_are_given_to_columns_of_text_alone(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", [{"label": 1, "item": 3}])
     says = refused("schema", path, "--names", "a,b")
     assert "is lines of JSON, whose columns are called label, item there" in says
-    assert "--names would do nothing, for it is of text alone: take it out" in says
+    assert "--names would do nothing, because it is for text alone: take it out" in says
 
 
 def test_a_split_by_a_key_that_no_line_has_is_named_as_the_splits(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_a_line_that_is_cut_is_to_be_mended_and_no_others(tmp_path: Path) -> Non
     path = text(tmp_path / "a.jsonl", '{"label": 1}\n' * 9 + '{"label": 1, "ite')
     says = refused("schema", path)
     assert "a.jsonl:10: is no JSON object on one line" in says
-    assert "Mend this line, or take it out." in says
+    assert "Correct this line, or take it out." in says
     path = text(tmp_path / "b.json", json.dumps({"label": 1}, indent=1))
     assert "Write one object per line (jq -c . b.json)." in refused("schema", path)
 

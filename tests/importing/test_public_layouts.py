@@ -57,7 +57,7 @@ def test_movielens_1m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = text(tmp_path / "movies.dat", ("\n".join(movies) + "\n").encode("latin-1"))
     told = recd("data", "schema", path, fails=2)
     assert "movies.dat:1: holds bytes that are no UTF-8" in told
-    assert "`--encoding`: as latin-1 they would read '1::Cité des" in told
+    assert "`--encoding`: as latin-1 these bytes would read '1::Cité des" in told
     label = {"label": "column_1", "labels": [{"name": "column_1", "kind": "regression"}]}
     sparse = [
         {"name": name, "num_ids": 99, "ids": "vocabulary"} for name in ("column_2", "column_3")

@@ -270,7 +270,7 @@ def test_what_is_written_of_files_replaces_none_of_them(tmp_path: Path) -> None:
                      fails=2)),
     ):  # fmt: skip
         assert re.search(
-            f"{file.name} (must end in|is there already, and is no|is read here)", told
+            f"{file.name} (must end in|is there already, and is not|is read here)", told
         )
     assert log.read_text().startswith("item,clicked")
     assert pq.read_table(table).num_rows == 2

@@ -334,7 +334,7 @@ def test_the_cut_of_a_quantile() -> None:
     assert days.cut(0.5, "at") == 2  # the first time itself would leave nothing to train on
     same = Quantile()
     same.add(np.full(9, 4))
-    with pytest.raises(DataError, match="'at' holds one time alone"):
+    with pytest.raises(DataError, match="'at' holds only one time"):
         same.cut(0.1, "at")
 
 

@@ -71,7 +71,7 @@ def test_a_time_that_no_calendar_has_is_named(tmp_path: Path, odd: str) -> None:
     path = text(tmp_path / "data.csv", f"at,b\n2024/02/29 23:59:59,1\n{odd},2\n")
     (file,) = foreign_files([path], HEADER)
     (block,) = blocks([file], ())
-    said = rf"data\.csv:3: column 'at': '{odd}' is no time, as .* Mend this value"
+    said = rf"data\.csv:3: column 'at': '{odd}' is no time, as .* Correct this value"
     with pytest.raises(Misfit, match=said):
         block.rows(["at"], TIMES)
 

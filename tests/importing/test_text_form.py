@@ -94,7 +94,7 @@ def test_commas_between_thousands(tmp_path: Path) -> None:
     path = text(tmp_path / "a.tsv", "label\tviews\tprice\n" + "\n".join(lines) + "\n")
     found = proposed(path)
     assert found["schema"]["text"] == {"thousands": ["price", "views"]}
-    assert sum("taken to part thousands; if they are" in one for one in found["doubts"]) == 2
+    assert sum("taken to separate thousands; if they are" in one for one in found["doubts"]) == 2
     schema = found["schema"] | {"dense": ["views", "price"], "sparse": []}
     file = text(tmp_path / "schema.yaml", json.dumps(schema))
     assert "no problem" in recd("data", "check", path, "--schema", file)
@@ -103,15 +103,15 @@ def test_commas_between_thousands(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "t")["price"].to_pylist() == [one + 0.5 for one in numbers]
     wrong = text(path, path.read_text().replace('"299,299"', "299,29"))
     told = recd("data", "import", wrong, tmp_path / "no", "--schema", file, fails=2)
-    assert "in '299,29' commas part no thousands" in told
+    assert "in '299,29' commas separate no thousands" in told
 
     lines = [f"{one % 2};{1 + one},{200 + one};{1 + one}" for one in range(300)]
     path = text(tmp_path / "b.csv", "label;views;count\n" + "\n".join(lines) + "\n")
     found = proposed(path)
     (doubt,) = (one for one in found["doubts"] if one.startswith("'views'"))
     assert doubt == (
-        "'views': its commas are taken for decimal points; if they part thousands, say `text: "
-        "{thousands: [views]}` in the schema"
+        "'views': its commas are taken for decimal points; if they separate thousands, write "
+        "`text: {thousands: [views]}` in the schema"
     )
     schema = found["schema"] | {"dense": ["views"], "sparse": []}
     for key, wanted in (("decimal_commas", 1.2), ("thousands", 1_200)):
@@ -120,7 +120,7 @@ def test_commas_between_thousands(tmp_path: Path) -> None:
         assert rows_of(tmp_path / key)["views"][0].as_py() == pytest.approx(wanted)
     path = text(tmp_path / "c.tsv", path.read_text().replace(";", "\t"))
     (doubt,) = (one for one in proposed(path)["doubts"] if one.startswith("'views'"))
-    assert "its commas are taken to part ids; if they part thousands" in doubt
+    assert "its commas are taken to separate ids; if they separate thousands" in doubt
 
 
 def test_a_backslash_before_a_quote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_decimals_in_a_column_of_thousands_are_no_whole_numbers(tmp_path: Path) 
     read_as = survey(foreign_files([path]), form=form).read_as
     for odd in ("0,005", "1234,567", "12,34", "1,2345"):
         files = foreign_files([text(path, f"y\tviews\n0\t12,345\n1\t{odd}\n")])
-        with pytest.raises(DataError, match=f"in '{odd}' commas part no thousands"):
+        with pytest.raises(DataError, match=f"in '{odd}' commas separate no thousands"):
             next(blocks(files, ["views"])).rows(["views"], read_as)
 
 
@@ -186,7 +186,7 @@ def test_escapes_where_nothing_is_in_quotes_are_refused(tmp_path: Path) -> None:
     """A schema that says how quotes are read is not passed over where they are characters."""
     songs = "y\tsaid\tsong\n0\tplain\tplain\n" + '1\t"a \\"b\\" c"\t12" Mix\n' * 9
     song = text(tmp_path / "a.tsv", songs)
-    told = "a.tsv:3: `text: {escapes: true}` of the schema says .* here quotes are characters"
+    told = "a.tsv:3: `text: {escapes: true}` of the schema says .* in this file quotes are part"
     with pytest.raises(DataError, match=told):
         foreign_files([song], TextForm(escapes=True))
     heights = text(tmp_path / "b.dat", "1::5\n" * 3 + '0::5"\n')
@@ -235,7 +235,7 @@ def test_options_of_text_are_refused_of_other_files(
         f"{{label: y, session_id: null, timestamp: null, dense: [x], text: {form}}}",
     )
     whole = ["--schema", schema]
-    refused = f"{option[0]} would do nothing, for it is of text alone: take it out"
+    refused = f"{option[0]} would do nothing, because it is for text alone: take it out"
     for command in (["schema", path], ["import", path, tmp_path / "t", *whole]):
         assert refused in recd("data", *command, *option, fails=2)
     assert refused in recd("data", "check", path, *whole, *option, fails=1)
@@ -268,7 +268,7 @@ def test_names_of_a_schema_are_of_text_without_a_header(tmp_path: Path) -> None:
     for path, names in wanted.items():
         (file,) = foreign_files([path], form, given=TextForm())
         assert file.names == names
-    with pytest.raises(DataError, match=r"--names would do nothing, for it is of text alone"):
+    with pytest.raises(DataError, match=r"--names would do nothing, because it is for text alone"):
         foreign_files([tmp_path / "b.parquet"], form)
     schema = text(
         tmp_path / "schema.yaml",

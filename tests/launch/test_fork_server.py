@@ -116,7 +116,9 @@ def test_a_process_that_has_no_place_for_sockets_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 20)))
     monkeypatch.setattr("recd_plugins.launch.fork_server.SHORT", ("/no/such/folder",))
-    with pytest.raises(CapabilityError, match="TMPDIR name a folder of at most 75 bytes"):
+    with pytest.raises(
+        CapabilityError, match="Set TMPDIR to a folder whose path has at most 75 bytes"
+    ):
         folder_made_here()
 
 

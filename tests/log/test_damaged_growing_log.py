@@ -190,9 +190,17 @@ def cut(file: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "harm", "says"),
     [
-        ("shard-*", cut, r"was whole up to byte \d+ before.* Take the file from a copy"),
-        ("shard-*", lambda file: os.truncate(file, 9), r"and is now up to byte 9\. Take the file"),
-        ("shard-*", lambda file: os.truncate(file, 0), r"and is now up to byte 0\. Take the file"),
+        ("shard-*", cut, r"was whole up to byte \d+ before.* Restore the file from a copy"),
+        (
+            "shard-*",
+            lambda file: os.truncate(file, 9),
+            r"and is now up to byte 9\. Restore the file",
+        ),
+        (
+            "shard-*",
+            lambda file: os.truncate(file, 0),
+            r"and is now up to byte 0\. Restore the file",
+        ),
         ("shard-*", lambda file: file.write_text("a,b\n" * 9), r"is no log file .* Take it from a"),
         ("shard-*", Path.unlink, r"is not there, .* Take it from a copy"),
         ("marks", lambda file: file.write_text("a\nb\n"), r"damaged.* if its writer has ended, re"),
@@ -242,7 +250,10 @@ def test_a_file_that_may_not_be_read_is_named(kind: str) -> None:
             path.chmod(0o777)
         file = one_of(Path(folder), kind)
         file.chmod(0)
-        with a_user_without_rights(), pytest.raises(DataError, match=f"{file}: may not be read"):
+        with (
+            a_user_without_rights(),
+            pytest.raises(DataError, match=f"{file}: this process may not read it"),
+        ):
             dataset(Path(folder)).period(0)
 
 
@@ -257,7 +268,10 @@ def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(kind: str
         hidden = min((folder / "log").glob(kind))
         hidden.chmod(0)
         look = partial(growing.period, 0) if kind == "marks" else partial(next, log.read(0))
-        with a_user_without_rights(), pytest.raises(DataError, match=f"{hidden}: may not be read"):
+        with (
+            a_user_without_rights(),
+            pytest.raises(DataError, match=f"{hidden}: this process may not read it"),
+        ):
             look()
         hidden.chmod(0o777)
 

@@ -213,7 +213,7 @@ def test_periods_of_a_log_that_began_anew_are_not_gone_on_with(tmp_path, rows, m
     shutil.rmtree(tmp_path / "log")
     assert periods_of(opened(tmp_path), tmp_path, rows).period(0) is not None  # it may come back
     write(tmp_path, messages, 1, lambda: None, kill=False)
-    message = r"periods-.*: its periods are not of .*Where period 1 .*it began anew.*"
+    message = r"periods-.*: its periods were not made from .*Where period 1 .*it began anew.*"
     for dataset, number in ((first, 2), (periods_of(opened(tmp_path), tmp_path, rows), 0)):
         with pytest.raises(DataError, match=message + "another `folder`"):
             dataset.period(number)
@@ -277,7 +277,7 @@ def test_a_time_far_ahead_of_the_clock_closes_no_period(tmp_path, rows, messages
     with opened(tmp_path) as log:
         log.append(messages)
         log.append(MessageCodec(SESSIONS.schema).events(one, one, one * 10**15))  # us
-    with pytest.raises(DataError, match=r"has the time 1000000000000000, .* Have the service"):
+    with pytest.raises(DataError, match=r"has the time 1000000000000000, .* Let the service"):
         periods_of(opened(tmp_path), tmp_path, rows).period(0)
     assert not [*tmp_path.glob("periods-*/period-*.json")]
 

@@ -247,7 +247,7 @@ def test_a_dataset_has_its_schema_once() -> None:
     made = LoggedConfig(messages=of())
     assert LoggedConfig(messages=of(), schema=made.schema) == made
     other = parse(JsonMessages, {"columns": COLUMNS | {"dense": []}}, "messages")
-    with pytest.raises(RegistryError, match=r"is told by `messages\.columns`"):
+    with pytest.raises(RegistryError, match=r"is given by `messages\.columns`"):
         LoggedConfig(messages=other, schema=made.schema)
 
 

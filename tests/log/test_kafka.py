@@ -804,7 +804,7 @@ def test_periods_of_another_log_are_not_gone_on_with(brokers, tmp_path):
         return build_growing_log(SECONDS, Context(folder=tmp_path, neighbours={"log": log}))
 
     digests = [seconds(brokers).period(number).fingerprint() for number in (0, 1)]
-    message = r"periods-.*: its periods are not of moved as .*Where period 1 closed, in "
+    message = r"periods-.*: its periods were not made from moved as .*Where period 1 closed, in "
     for number in (0, 1, 2):
         with pytest.raises(DataError, match=message + r"part '0' other messages lie from place"):
             seconds(others).period(number)

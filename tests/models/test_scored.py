@@ -158,7 +158,7 @@ def test_what_cannot_weigh_refuses() -> None:
     ):
         with pytest.raises(RegistryError, match=rf"pooling.history: {name} does not weigh") as told:
             built("sum", pooling)
-        assert "or by a step of `preprocess`" in str(told.value)
+        assert "or from a step of `preprocess`" in str(told.value)
     features = _unweighted(batch_of(6).features)
     embedded = built("sum").net.sequences(features)
     with pytest.raises(DataError, match="'history' is scored, but its ids come without weights"):

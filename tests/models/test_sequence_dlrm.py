@@ -126,7 +126,7 @@ def test_a_name_goes_before_globs_and_these_in_their_order() -> None:
             SCHEMA,
             {"query": {"history": "searches"}},
             {},
-            r"model\.query\.history: 'searches' is no feature beside the sequences",
+            r"model\.query\.history: 'searches' is none of the features beside",
         ),
         (SCHEMA, {}, {"tags": "mean"}, r"pooling\.tags: no sequence of the model matches 'tags'"),
         (

@@ -141,7 +141,7 @@ def test_no_rank_waits_for_one_whose_planner_fails(
     found = gloo_pool.run(fails, plugin, f"on rank {rank}", True)
     assert found[rank][0].startswith(named(plugin, "plan"))
     assert found[1 - rank] == [
-        f"DataError: rank {rank} could not plan by `sharding: failing`, and says why; no rank "
+        f"DataError: rank {rank} could not plan by `sharding: failing`, and prints why; no rank "
         "trains without a plan."
     ]
 
@@ -173,5 +173,7 @@ def brings_classes(plugin: str) -> str:
 def test_classes_are_no_sharders(plugin: str, gloo_pool: GlooPool) -> None:
     (said,) = gloo_pool.run(brings_classes, plugin, world_size=1)
     assert said.startswith(f"PluginError: sharding: sharding 'failing' of {plugin}: its `sharders`")
-    assert "among others the class EmbeddingBagCollectionSharder itself, and no sharder." in said
+    assert (
+        "among others the class EmbeddingBagCollectionSharder itself, which is no sharder." in said
+    )
     assert said.endswith("Make one of it: `EmbeddingBagCollectionSharder(...)`.")

@@ -86,7 +86,9 @@ def test_a_cache_stands_in_front_of_the_sharding_slot_or_of_its_own_others(
     assert named.where == "sharding"
     own = others_of(planner(cache={"use": front, "others": constrained(use="torchrec")}))
     assert not own.may_be_row_wise("big")
-    with pytest.raises(RegistryError, match=r"cache\.others: names the planner .* so does `shard"):
+    with pytest.raises(
+        RegistryError, match=r"cache\.others: names the planner .* but `sharding` names it"
+    ):
         planner(cache={"use": front, "others": "behind"}, sharding="behind")
 
 
@@ -100,7 +102,7 @@ def others_of(front: Any) -> Any:
         (
             {"cache": "scars", "sharding": "flexshard"},
             RegistryError,
-            "cache.size: is optimum, but sharding: flexshard gives rows replicas too, and a table "
+            "cache.size: is optimum, but sharding: flexshard gives rows replicas too, but a table "
             "has one tier plan. Set `size: plan`",
         ),
         (

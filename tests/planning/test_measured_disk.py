@@ -62,7 +62,7 @@ def test_what_stays_in_memory_is_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "posix_fadvise", lambda *_: None)
-    with pytest.raises(CapabilityError, match="keeps the pages of a file there in memory"):
+    with pytest.raises(CapabilityError, match="keeps the pages of files there in memory"):
         mapped_row_ns(tmp_path)
 
 

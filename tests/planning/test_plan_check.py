@@ -78,12 +78,12 @@ def parted(*offsets: tuple[int, int], sizes: tuple[int, int]) -> Callable[[dict[
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "module": (
         lambda plan: plan.update(bag=plan["bags"]),
-        "P returned a plan of module 'bag', which the model has not; did you mean 'bags'?",
+        "P returned a plan of module 'bag', which the model does not have; did you mean 'bags'?",
     ),
     "text": (lambda plan: plan.update(bags="abc"), "P returned 'abc' for module 'bags', where"),
     "unknown": (
         lambda plan: plan["bags"].update(c=plan["bags"]["a"]),
-        "a place for table 'c', which module 'bags' has not",
+        "a place for table 'c', which module 'bags' does not have",
     ),
     "left out": (lambda plan: plan["bags"].pop("b"), "no place for table b of module 'bags'."),
     "nothing": (lambda plan: plan["bags"].update(a=None), "for table 'a' of 'bags' None, where"),

@@ -165,7 +165,7 @@ def test_a_file_of_before_that_is_none_is_told_before_files_are_replaced(folder:
     [
         (("--save", "{0}/one", "--save-profile", "{0}/one"), "--save-profile: {0}/one is the file"),
         (("--save", "{0}/p.png", "--figure", "{0}/./p.png"), "--figure: {0}/p.png is the file of"),
-        (("--save", "{0}/registry.yaml"), "--save: {0}/registry.yaml is read here, and what"),
+        (("--save", "{0}/registry.yaml"), "--save: {0}/registry.yaml is read here, and the output"),
         (("--save-profile", "{0}/registry.yaml"), "--save-profile: {0}/registry.yaml is read"),
     ],
 )
@@ -225,7 +225,7 @@ def test_a_planner_that_needs_its_ranks_is_named(folder: Path) -> None:
     plugins = "plugins=[recd_dlrm, ./shy.py]"
     result = run(folder, "plan", plugins, sharding="shy")
     assert result.exit_code == 2
-    assert "Shy plans on the ranks themselves alone: it has no `propose`" in result.stderr
+    assert "Shy plans only on the ranks themselves: it has no `propose`" in result.stderr
 
 
 def test_plan_is_for_any_number_of_ranks_and_for_machines(folder: Path) -> None:

@@ -147,7 +147,9 @@ def test_ids_are_known_or_asked_for_in_vain() -> None:
     assert counted([3, 3, 1]).hottest(5).tolist() == [3, 1, 0, 2, 4]  # never seen: by id
     huge = RowDistribution.of([1, 1, 10**13 - 2], [2, 1, 0], ids=np.array([10**12, 1]))
     assert huge.hottest(4).tolist() == [10**12, 1, 0, 2]  # of more rows than memory has bytes
-    with pytest.raises(CapabilityError, match=r"9,999,999,998 of which nobody .* smaller budget"):
+    with pytest.raises(
+        CapabilityError, match=r"9,999,999,998 of them were never .* smaller budget"
+    ):
         huge.hottest(10**10)
     with pytest.raises(DataError, match="ids of only 1 are known"):
         RowDistribution.of([1, 1, 1], [3, 2, 1], ids=np.array([7])).hottest(2)
@@ -399,7 +401,7 @@ def test_batches_without_samples_count_for_nothing_beside_others() -> None:
         assert merged.profile()["t"].lookups == pytest.approx(1)
     merged = tally(0)
     merged.merge(tally(0, 0))
-    with pytest.raises(DataError, match="no samples to count: 3 batches came, and none with a sam"):
+    with pytest.raises(DataError, match="no samples to count: 3 batches came, and none had a sam"):
         merged.profile()
     with pytest.raises(DataError, match="no batches to count"):
         tally().profile()

@@ -111,7 +111,9 @@ def test_optimizers_that_torchrec_cannot_fuse_are_named() -> None:
     model = Model()
     weight = model.bags.embedding_bags["b"].weight
     apply_optimizer_in_backward(torch.optim.AdamW, [weight], {"lr": 0.1})
-    with pytest.raises(CapabilityError, match="AdamW is no optimizer of TorchRec's fused kernels"):
+    with pytest.raises(
+        CapabilityError, match="AdamW is not an optimizer of TorchRec's fused kernels"
+    ):
         fused_by_table(model, default_sharders())
     apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.1})
     with pytest.raises(CapabilityError, match=r"2 times for a table \(AdamW, SGD\)"):
@@ -129,8 +131,8 @@ def test_registry_yaml_may_say_the_same_and_nothing_else() -> None:
     assert str(caught.value) == (
         "train.optimizer: registry.yaml says EXACT_ADAGRAD, learning_rate 0.05, eps 0.001, but the "
         "trainer's table 'a' has EXACT_SGD, learning_rate 0.2, by apply_optimizer_in_backward or "
-        "by the fused_params of its sharder. Say it once: take tables, tables_lr out, or have the "
-        "trainer say the same."
+        "by the fused_params of its sharder. Set it in one place: take tables, tables_lr out, "
+        "or let the trainer set the same."
     )
     slower = OptimizerSettings(tables="sgd", tables_lr=0.2, tables_eps=1e-3)
     check_registry_agrees(model, mine, said, slower)  # SGD has no epsilon

@@ -86,9 +86,9 @@ def test_what_no_table_can_have_is_refused(what: dict[str, Any], says: str) -> N
 
 
 def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is filed under 'x'"):
+    with pytest.raises(DataError, match="is listed as 'x'"):
         TierPlan(tables={"x": TablePlan(table="a")}, n_nodes=1, ranks_per_node=1)
-    with pytest.raises(DataError, match="make no cluster"):
+    with pytest.raises(DataError, match="do not make a cluster"):
         TierPlan(tables={}, n_nodes=0, ranks_per_node=1)
     (tmp_path / "cut.arrow").write_bytes(b"ARROW1")
     Profile(rows={"t": uniform(9, 1)}).save(tmp_path / "profile.arrow")

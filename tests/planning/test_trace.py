@@ -147,7 +147,7 @@ def test_a_trace_is_profiled_for_the_models_tables_and_planned_with(folder: Path
     assert f"no table {names[0][1:]!r}; did you mean" in refused("--table", f"{names[0][1:]}=0")
     assert "has 2 tables, numbered from 0" in refused("--table", f"{names[0]}=2")
     for option in (["--batches", "2"], ["--rank", "0"], ["--per-feature"]):
-        assert f"{option[0]}: a trace has tables alone" in refused(*option)
+        assert f"{option[0]}: a trace has only tables" in refused(*option)
     placed = ["--table", f"{names[-1]}=1", "--save", str(saved), "--json"]
     one = run(folder, "data", "profile", "--trace", str(folder / "small.npz"), *placed)
     assert json.loads(one.stdout)["rows"][names[-1]]["lookups"] == 1

@@ -74,7 +74,7 @@ def test_another_table_is_refused_before_it_is_read(registry: dict[str, Any]) ->
 
 def test_what_was_altered_is_refused(registry: dict[str, Any], tmp_path: Path) -> None:
     text = rp.load(registry).program().to_json()
-    with pytest.raises(DataError, match="was altered since it was written"):
+    with pytest.raises(DataError, match="was changed after it was written"):
         TransformProgram.from_json(text.replace('"modulo": 17', '"modulo": 18'))
     with pytest.raises(DataError, match="format 3, but 2"):
         TransformProgram.from_json(json.dumps(json.loads(text) | {"format": 3}))
@@ -82,7 +82,7 @@ def test_what_was_altered_is_refused(registry: dict[str, Any], tmp_path: Path) -
         with pytest.raises(DataError, match="is no program of transforms"):
             TransformProgram.from_json(odd)
     pq.write_table(pa.table({"id": [5], "becomes": [8]}), tmp_path / "map.parquet")
-    with pytest.raises(DataError, match="is another file than"):
+    with pytest.raises(DataError, match="is not the file with which"):
         TransformProgram.from_json(text)
 
 

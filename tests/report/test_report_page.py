@@ -128,7 +128,7 @@ def test_an_older_run_has_a_page(tmp_path: Path) -> None:
     [
         (
             {"samples_per_session": 3.2},
-            r"mine: what measure 'rows' found has 'samples_per_session'.*Call it otherwise",
+            r"mine: what measure 'rows' found has 'samples_per_session'.*Use another name",
         ),
         ({"samples_per_session": {"table": None}}, r"mine: what measure 'rows' found has"),
     ],
@@ -155,7 +155,7 @@ def test_a_measure_that_is_not_drawn_is_named(
     monkeypatch.chdir(tmp_path)
     found = stats()["stats"] | {"rows": {"count": 90}}
     Path("both.json").write_text(json.dumps({"stats": found}))
-    with pytest.warns(NoticeWarning, match="both: measure rows: what it found is not drawn"):
+    with pytest.warns(NoticeWarning, match="both: measure rows: its results are not drawn"):
         result = CliRunner().invoke(app, ["report", "both.json"])
     assert result.exit_code == 0, (result.output, result.exception)
     assert "Samples of a session" in Path("report.html").read_text()
@@ -178,7 +178,7 @@ def test_runs_of_one_name_are_all_there(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(runs[0])
     assert called(".") == ["latest"]
     for twice in ([".", "."], ["one=.", "one=../../b/latest"]):
-        with pytest.raises(DataError, match="is what 2 of them are called"):
+        with pytest.raises(DataError, match="is the name of 2 of them"):
             read_sources(twice)
 
 
@@ -186,7 +186,7 @@ def test_runs_of_one_name_are_all_there(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_file_of_a_run_that_is_cut_off_is_named(name: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 1.0)
     (run / name).write_text('{"kind": \n')
-    with pytest.raises(DataError, match=rf"a file of the run is damaged: .*{name} is no JSON"):
+    with pytest.raises(DataError, match=rf"a file of the run is damaged: .*{name} is not JSON"):
         read_sources([str(run)])
 
 

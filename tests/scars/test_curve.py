@@ -164,14 +164,20 @@ def test_a_wrong_law_is_reported(law: str, why: str) -> None:
     ("given", "why"),
     [
         (("--law", "uniform", "--lookups", "0"), "no row is looked up, so there is nothing to"),
-        (("--law", "uniform", "--lookups", "1e308"), "are more together than can be counted"),
-        (("--law", "uniform", "--memory", "1e305"), "are more together than can be counted"),
+        (("--law", "uniform", "--lookups", "1e308"), "are too large together to be counted"),
+        (("--law", "uniform", "--memory", "1e305"), "are too large together to be counted"),
         (("--law", "uniform", "--rows", str(2**63 - 1)), "more rows together than int64 counts"),
-        (("--law", "uniform", "--table", "a"), "--table: does nothing here, for the curve is of"),
+        (
+            ("--law", "uniform", "--table", "a"),
+            "--table: does nothing here, because the curve is of",
+        ),
         (("--law", "uniform", "train.ranks=2"), "override train.ranks=2: does nothing here"),
-        (("--profile", "a", "--rows", "3"), "--rows: does nothing here, for the curve is of --p"),
-        (("-r", "none.yaml", "--rows", "3"), "--rows: does nothing here, for it is of a law's"),
-        (("-r", "none.yaml", "--width", "3"), "--width: does nothing here, for the rows of"),
+        (
+            ("--profile", "a", "--rows", "3"),
+            "--rows: does nothing here, because the curve is of --p",
+        ),
+        (("-r", "none.yaml", "--rows", "3"), "--rows: does nothing here, because it is of a law's"),
+        (("-r", "none.yaml", "--width", "3"), "--width: does nothing here, because the rows of"),
         (("--law", "uniform", "--memory", "9", "--batch-size", "3"), "--batch-size: does nothing"),
     ],
 )

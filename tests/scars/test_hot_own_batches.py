@@ -202,7 +202,7 @@ def test_a_batch_is_hot_by_all_kjts_that_are_named() -> None:
 
 def test_kjts_of_other_samples_than_each_other_are_refused() -> None:
     KINDS["scored"] = lambda rows: Scored(kjt_of(rows), kjt_of(rows[1:]))
-    with pytest.raises(DataError, match=r"have \[6, 5\] samples, so that nobody knows which go"):
+    with pytest.raises(DataError, match=r"have \[6, 5\] samples, so it is unknown which"):
         list(stage_of("scored", own=OwnBatches(features=tuple)))
 
 
@@ -357,7 +357,7 @@ def failing_rank(first: int) -> tuple[str, str]:
 def test_a_rank_that_cannot_read_ends_all(gloo_pool: GlooPool, first: int) -> None:
     (kind, message), own = gloo_pool.run(failing_rank, first)
     assert kind == "DataError"
-    assert "rank 1 could not read its batches, and says why" in message
+    assert "rank 1 could not read its batches, and prints why" in message
     assert own == ("KeyError", "'a row of its own'")
 
 

@@ -240,7 +240,7 @@ def test_what_is_wrong_with_a_file_is_said_of_the_slot_that_names_it(tmp_path: P
             {"cache": {"use": "scars", "size": "optimum"}},
             r"cache\.size: is optimum, but sharding: flexshard gives rows replicas too",
         ),
-        ({"cache": {**SCARS, "coalesce": "node"}}, r"cache\.coalesce: is not the cache's to say"),
+        ({"cache": {**SCARS, "coalesce": "node"}}, r"cache\.coalesce: cannot be set here"),
         (
             {"sharding": saved_in(Path("plan.arrow")), "cache": {**SCARS, "home": "host"}},
             r"cache\.home: is host, .* but sharding\.plan is a saved plan",

@@ -78,7 +78,7 @@ def test_what_no_page_can_show_is_refused_and_the_page_stays(
     client = flight.FlightClient(f"grpc://{coordinator.address}")
     for name in ("id", "made", "stalled"):
         text = json.dumps({**said, name: "HERE"}).replace('"HERE"', value).encode()
-        with pytest.raises(flight.FlightServerError, match="a message is no JSON") as refused:
+        with pytest.raises(flight.FlightServerError, match="a message is not JSON") as refused:
             list(client.do_action(flight.Action(action, text)))
         assert "Traceback" not in str(refused.value)
     list(client.do_action(flight.Action("heartbeat", json.dumps(WORKER).encode())))
@@ -138,7 +138,7 @@ def test_a_coordinator_keeps_numbers_and_short_texts_alone() -> None:
     "address", ["", "nowhere", "a b:80", "a:80/..", "x" * 300 + ":80", "[a:]:8"]
 )
 def test_who_is_at_no_address_does_not_join(address: str) -> None:
-    with pytest.raises(DataError, match="neither who it is nor where"):
+    with pytest.raises(DataError, match=r"neither a worker's name nor its address"):
         Members(0.0).hear({**WORKER, "address": address}, 1.0)
 
 
@@ -163,7 +163,7 @@ class Answers(flight.FlightServerBase):  # type: ignore[misc]
 
 ODD = [
     "[]",
-    "no JSON",
+    "not JSON",
     "[" * 100_000,
     '{"workers": "all", "seat": 0, "interval": "soon"}',
     '{"workers": [3, null, {}, {"seat": "x"}], "seat": {}, "interval": 0.1}',
@@ -380,4 +380,4 @@ def test_a_page_whose_port_is_taken_is_named() -> None:
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
     assert f"--page: no page can be served at 127.0.0.1:{port} (Address already in use)." in said
-    assert "Name another, or 0 for one that is free." in said
+    assert "Name another port, or 0 for a free one." in said

@@ -63,7 +63,7 @@ def test_a_worker_at_all_addresses_of_its_machine_is_refused_for_nobody_could_ca
 ) -> None:
     for callable_host in ("127.0.0.1", "[::1]", "node-7.cluster.local"):
         check_callable(callable_host)
-    with pytest.raises(CapabilityError, match=r"--host: .* Name one by which ranks reach"):
+    with pytest.raises(CapabilityError, match=r"--host: .* Give the one by which ranks reach"):
         check_callable(host)
 
 
@@ -81,9 +81,9 @@ def test_what_lacks_either_is_named(address: str) -> None:
         ({"ray_address": "auto"}, "ray_address", r"Write `backend: ray`, or take it out"),
         ({"backend": "ray", "ray_address": "a"}, "ray_address", "is no HOST:PORT"),
         ({"coordinator": "a"}, "coordinator", "is no HOST:PORT"),
-        ({"coordinator": "a:1", "backend": "ray"}, "backend", "are started by `recd serve`"),
-        ({"coordinator": "a:1", "cache": Path("c")}, "cache", "are started by `recd serve`"),
-        ({"coordinator": "a:1", "key": Path("k")}, "key", "are started by `recd serve`"),
+        ({"coordinator": "a:1", "backend": "ray"}, "backend", "`recd serve` starts those of"),
+        ({"coordinator": "a:1", "cache": Path("c")}, "cache", "`recd serve` starts those of"),
+        ({"coordinator": "a:1", "key": Path("k")}, "key", "`recd serve` starts those of"),
     ],
 )
 def test_an_option_of_other_workers_is_refused(
@@ -135,7 +135,9 @@ def test_who_calls_by_no_certificate_hears_so_before_the_call(held: str, tmp_pat
     (tmp_path / "token").write_text("a token\n")
     (tmp_path / "cert.pem").write_text(held)
     given = credentials_of(tmp_path / "token", tmp_path / "cert.pem", None)
-    with pytest.raises(CapabilityError, match=r"cert\.pem: is named as .* but holds none"):
+    with pytest.raises(
+        CapabilityError, match=r"cert\.pem: is named as .* but holds no certificate"
+    ):
         Caller("127.0.0.1:9", given)
 
 

@@ -88,7 +88,7 @@ def test_values_off_the_wire_stay_where_they_came():
 def test_columns_that_agree_are_a_group_by_default():
     columns = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_arrow()
     assert IKJT.from_arrow(columns).groups == (("a", "b"), ("c",))
-    with pytest.raises(DataError, match="'c' and 'b' are in one group, but differ"):
+    with pytest.raises(DataError, match="'c' and 'b' are in one group, but their samples"):
         IKJT.from_arrow(columns, [["a"], ["b", "c"]])
 
 

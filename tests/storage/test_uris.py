@@ -173,7 +173,7 @@ class TestPartitions:
             pq.write_table(rows(3).cast(SCHEMA.arrow()), tmp_path / folder / "x.parquet")
         with pytest.raises(DataError, match=r"holds no \.parquet file itself"):
             Table.open(tmp_path)
-        with pytest.raises(DataError, match="lies in no folder day="):
+        with pytest.raises(DataError, match="is in no folder day="):
             Table.open(tmp_path / "**" / "*.parquet")
 
 

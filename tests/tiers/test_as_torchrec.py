@@ -386,7 +386,7 @@ def test_what_is_written_to_weights_is_not_lost_silently(
     gloo_pool: GlooPool, kind: str, then: Callable[[Model], object]
 ) -> None:
     for said in gloo_pool.run(written_to, kind, then):
-        assert "the weights of table 'songs' were written to while rows of it were in" in said
+        assert "the weights of table 'songs' were changed while rows of it were in" in said
         assert "Call model.state_dict() on every rank" in said
 
 

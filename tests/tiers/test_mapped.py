@@ -109,18 +109,18 @@ def test_nothing_is_left_in_the_folder(disk: Path) -> None:
 
 
 def test_a_disk_without_room_is_named(disk: Path) -> None:
-    with pytest.raises(CapabilityError, match=r"cannot be had .*larger disk"):
+    with pytest.raises(CapabilityError, match=r"cannot be allocated .* larger disk"):
         MappedFile(1 << 50, torch.float32, disk)
 
 
 @in_mapped_files
 def test_folders_that_will_not_do(tmp_path: Path) -> None:
-    with pytest.raises(RegistryError, match="may write to"):
+    with pytest.raises(RegistryError, match="this process may write"):
         mapped([EmbeddingCollectionSharder()], tmp_path / "absent")
     memory = Path("/dev/shm")
     if not memory.exists() or file_system(memory) not in IN_MEMORY:
         pytest.skip("/dev/shm does not lie in memory here")
-    with pytest.raises(RegistryError, match=r"lies in memory itself .*`folder` in registry\.yaml"):
+    with pytest.raises(RegistryError, match=r"is itself in memory .*`folder` in registry\.yaml"):
         mapped([EmbeddingCollectionSharder()], memory)
 
 

@@ -130,7 +130,7 @@ def test_weights_that_are_written_by_data_are_not_lost_silently(
     gloo_pool: GlooPool, kind: str
 ) -> None:
     for said in gloo_pool.run(written_by_data, kind):
-        assert "the weights of table 'songs' were written to while rows of it were in" in said
+        assert "the weights of table 'songs' were changed while rows of it were in" in said
 
 
 def written_at_home(kind: str) -> None:
@@ -251,7 +251,7 @@ def writes_states_late(kind: str) -> list[str]:
 def test_states_that_are_written_late_are_not_lost_silently(gloo_pool: GlooPool, kind: str) -> None:
     for said in gloo_pool.run(writes_states_late, kind):
         for one in said:
-            assert "the optimizer's states of table 'songs' were written to while rows of it" in one
+            assert "the optimizer's states of table 'songs' were changed while rows of it" in one
 
 
 def states_of_parameters(kind: str) -> None:

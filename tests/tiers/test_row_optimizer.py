@@ -128,7 +128,7 @@ def test_rowwise_adagrad_in_one_pass_is_that_of_torch() -> None:
 def test_rows_that_are_not_there_are_refused(which: list[int], gradients: int, states: int) -> None:
     optimizer = RowOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
     rows, state = drawn(0), torch.zeros(states, 1)
-    with pytest.raises(DataError, match=r"none of 12, or .* give all of them the same plan"):
+    with pytest.raises(DataError, match=r"none of 12, or .* give all ranks the same plan"):
         optimizer.update(rows, state, torch.tensor(which), drawn(1)[:gradients])
     assert torch.equal(rows, drawn(0))
     assert not state.any()

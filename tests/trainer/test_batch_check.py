@@ -60,7 +60,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "labels, whole": ({"labels": torch.zeros(4).long()}, "labels of torch.int64, where"),
     "weights": ({"weights": None}, "weights of NoneType, where they must be a tensor of float32."),
     "no features": ({"features": None}, "features that are a NoneType"),
-    "unknown": ({"features": kjt(keys=["c"])}, "a feature 'c', which the schema has not;"),
+    "unknown": ({"features": kjt(keys=["c"])}, "a feature 'c', which the schema does not have;"),
     "lacking": ({"dedup": None}, "a batch without feature b, which the schema has. Give each"),
     "floats": ({"features": kjt(values=torch.ones(3))}, "ids of torch.float32, where"),
     "lengths": ({"features": kjt(lengths=torch.tensor([2, 2, 0, 0]))}, "add up to 4 for 3 ids."),
@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "large": ({"features": kjt(values=torch.tensor([8, 0, 9]))}, "id 9 of feature 'a', outside [0"),
     "small": ({"features": kjt(values=torch.tensor([8, 0, -1]))}, "id -1 of feature 'a', outside"),
-    "text": ({"dedup": "abc"}, "`dedup` of str, which has no to: what a converter"),
+    "text": ({"dedup": "abc"}, "`dedup` of str, which has no to, but what a converter"),
     "lookup": ({"dedup": with_lookup(7)}, "reaches from 0 to 7, outside of its"),
     "converted": (
         {"dedup": kjt(keys=["b"], values=torch.tensor([4, 5, 1]))},
@@ -151,7 +151,7 @@ class Odd(Loader):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: next(Positions(Odd(), 3)), "says that an epoch has 3 batches, and yielded none"),
+        (lambda: next(Positions(Odd(), 3)), "says that an epoch has 3 batches, but yielded none"),
         (lambda: Positions(Odd({"x": torch.ones(1)}), 3), "`state_dict` of Odd returned {'x': ten"),
         (lambda: Positions(Odd({"x": {1}}), 3), "which a checkpoint cannot keep as JSON."),
         (lambda: Positions(Odd("abc"), 3), "`state_dict` of Odd returned 'abc'"),

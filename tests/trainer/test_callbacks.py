@@ -274,7 +274,7 @@ def test_the_hosts_own_keep_the_contract() -> None:
         ({"use": "schedule", "scheduler": "CosineAnealingLR"}, "did you mean 'cosineannealinglr'"),
         ({"use": "schedule", "scheduler": "reducelronplateau"}, "waits for a metric"),
         ({"use": "schedule", "scheduler": "StepLR"}, "StepLR refuses options={}: .*step_size"),
-        ({"use": "schedule", "warmup": 2, "options": {"a": 1}}, "no scheduler that would take"),
+        ({"use": "schedule", "warmup": 2, "options": {"a": 1}}, "no scheduler to take"),
         (
             {"use": "schedule", "scheduler": "StepLR", "options": {"step_size": ""}},
             "StepLR cannot step by options={'step_size': ''}: its first step raised TypeError",
@@ -288,7 +288,10 @@ def test_the_hosts_own_keep_the_contract() -> None:
             "its first step makes a rate of inf",
         ),
         ({"use": "clipping"}, "neither `norm` nor `value` is set"),
-        ({"use": "clipping", "norm": 1, "of": "tables"}, "fused optimizer applies each row's"),
+        (
+            {"use": "clipping", "norm": 1, "of": "tables"},
+            "fused optimizer applies the gradient of each row",
+        ),
         ({"use": "clipping", "norm": 0}, "norm: must be > 0, but is 0"),
         ({"use": "early_stopping", "patience": 0}, "patience: must be >= 1, but is 0"),
         ({"use": "extra_metrics", "names": ["msee"]}, "did you mean 'mse'"),
@@ -306,7 +309,7 @@ def test_what_cannot_be_is_reported_at_once(
 @pytest.mark.parametrize(
     ("train", "callback", "message"),
     [
-        ({}, {"use": "early_stopping"}, "Set train.eval_every, or watch training"),
+        ({}, {"use": "early_stopping"}, "Set train.eval_every, or watch the training metrics"),
         ({}, {"use": "early_stopping", "split": "train", "metric": "los"}, "did you mean 'loss'"),
     ],
 )
@@ -770,11 +773,15 @@ def test_an_optimizer_of_a_plugins_steps_the_dense_part(
 @pytest.mark.parametrize(
     ("event", "left", "says"),
     [
-        ("on_metrics", {"mine": "abc"}, "on_metrics left 'abc' as the metric 'mine'. Leave a num"),
+        ("on_metrics", {"mine": "abc"}, "on_metrics left 'abc' as the metric 'mine'. Give a num"),
         ("on_metrics", {"mine": torch.ones(1)}, "left tensor([1.]) as the metric 'mine'."),
-        ("on_metrics", {"loss": None}, "on_metrics left None as the metric 'loss'. Leave a number"),
-        ("on_evaluation", None, "on_evaluation took away 'loss', which a run prints."),
-        ("at_end", {"mine": {1}}, "at_end left what cannot be written as JSON (Object of type set"),
+        ("on_metrics", {"loss": None}, "on_metrics left None as the metric 'loss'. Give a number"),
+        ("on_evaluation", None, "on_evaluation removed 'loss', which a run prints."),
+        (
+            "at_end",
+            {"mine": {1}},
+            "at_end left a value that cannot be written as JSON (Object of type set",
+        ),
     ],
 )
 def test_what_a_callback_leaves_can_be_written(
@@ -827,11 +834,11 @@ def test_a_callback_leaves_what_steps_are_trained_by(
     [
         (
             lambda one: one.stop(3),
-            "TypeError in at_start: training.stop takes why the run ends, in",
+            "TypeError in at_start: training.stop takes the reason why the run ends, in",
         ),
-        (lambda one: one.stop(""), "takes why the run ends, in words, and was given ''"),
-        (lambda one: one.say(3), "TypeError in at_start: training.say takes a text, and was given"),
-        (lambda one: one.log("mine", 3), "takes the kind of a line and a mapping of values, and"),
+        (lambda one: one.stop(""), "takes the reason why the run ends, in words, but was given ''"),
+        (lambda one: one.say(3), "TypeError in at_start: training.say takes a text, but was given"),
+        (lambda one: one.log("mine", 3), "takes the kind of a line and a mapping of values, but"),
         (lambda one: one.log("cost", {}), "ValueError in at_start: training.log was given the kin"),
         (lambda one: one.log("mine", {"step": 3}), "was given a value named 'step', as each line"),
         (lambda one: one.log("mine", {"rows": torch.ones(1)}), "values that cannot be written as"),

@@ -267,7 +267,7 @@ def test_a_checkpoint_of_before_digests_is_not_taken_for_damaged(
         message = gloo_pool.run(run, str(folder), options, True)[0]
         assert isinstance(message, str)
         assert "has no digest.json" in message
-        assert "an older version of recd-plugins wrote it" in message
+        assert "an older version of recd-plugins wrote the checkpoint" in message
         assert "damaged" not in message
         assert "remove" not in message.replace("was removed", "")
         assert sorted(path.name for path in checkpoints.iterdir()) == before
@@ -389,7 +389,7 @@ def test_a_run_goes_on_from_step_a_hundred_million_too(
         kept = [one.name for one in checkpoints_in(checkpoints)]
         assert kept == ["step-100000000", "step-100000005"]
     assert checkpoint_of(folder / "run").name == kept[-1]
-    with pytest.raises(RegistryError, match=r"step-100000005 is there, and later"):
+    with pytest.raises(RegistryError, match=r"step-100000005 is there already and is later"):
         reshard(runs / "2-10", folder / "run", 1)
 
 

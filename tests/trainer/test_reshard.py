@@ -350,7 +350,9 @@ def test_no_checkpoint_is_written_from_which_no_run_would_go_on(
     shutil.copytree(folder / "part", tmp_path / "later")
     late = tmp_path / "later/checkpoints/step-00000009"
     (tmp_path / "later/checkpoints/step-00000003").rename(late)
-    with pytest.raises(RegistryError, match=rf"{late} is there, and later: `recd train --resume`"):
+    with pytest.raises(
+        RegistryError, match=rf"{late} is there already and is later: `recd train --resume`"
+    ):
         reshard(folder / "two", tmp_path / "later", 1)
     assert [one.name for one in late.parent.iterdir()] == [late.name]
 
@@ -358,7 +360,7 @@ def test_no_checkpoint_is_written_from_which_no_run_would_go_on(
 def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: GlooPool) -> None:
     refused = gloo_pool.run(run, str(folder), "two", SHORT, True, world_size=1)[0]
     assert refused.startswith(RegistryError.__name__)
-    assert "or let `recd reshard` write it for another number" in refused
+    assert "or let `recd reshard` write the checkpoint for another number" in refused
     command = ["reshard", str(folder / "two"), str(folder / "one"), "--ranks", "1"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -432,12 +434,12 @@ def test_it_writes_where_train_would(
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("")
     found = refused(tmp_path / "thesis")
-    assert f"TO: {tmp_path / 'thesis'} is no run: it holds chapter.tex." in found
+    assert f"TO: {tmp_path / 'thesis'} is not a run's folder: it holds chapter.tex." in found
     (tmp_path / "other" / "checkpoints" / "step-00000003").mkdir(parents=True)
     found = refused(tmp_path / "other" / "checkpoints" / "x")
     assert f"lies in {tmp_path / 'other' / 'checkpoints'}, where another run has its" in found
     monkeypatch.chdir(tmp_path / "thesis")
-    assert "TO: . is the folder that this is called in" in refused(Path())
+    assert "TO: . is the folder in which this command runs" in refused(Path())
     monkeypatch.setattr(LockFile, "take", mock.Mock(side_effect=LockHeld("process 1")))
     (tmp_path / ".busy.lock").touch()
     assert "busy is being trained in by process 1" in refused(tmp_path / "busy")

@@ -124,9 +124,9 @@ def edited(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"file": "../elsewhere.distcp"}, "'../elsewhere.distcp' leads out of the checkpoint"),
-        ({"file": "a/../../b"}, "'a/../../b' leads out of the checkpoint"),
-        ({"file": "/etc/passwd"}, "'/etc/passwd' leads out of the checkpoint"),
+        ({"file": "../elsewhere.distcp"}, "'../elsewhere.distcp' is outside of the checkpoint"),
+        ({"file": "a/../../b"}, "'a/../../b' is outside of the checkpoint"),
+        ({"file": "/etc/passwd"}, "'/etc/passwd' is outside of the checkpoint"),
         ({"file": 3}, "metadata.json: cannot be read"),
         ({"dtype": "float33"}, "metadata.json: cannot be read"),
         ({"dtype": "nn"}, "'nn' is no dtype"),

@@ -71,7 +71,7 @@ def chosen_groups(
 
 NOTHING_READ = Unused(
     what="dedup: groups",
-    why="none of their features is read, for the model takes none of them",
+    why="none of their features is read, because the model takes none of them",
     cure="Name features that the model takes, or take `dedup` out.",
 )
 
@@ -79,9 +79,10 @@ NOTHING_READ = Unused(
 NOTHING_SAVES = Unused(
     what=WHAT,
     why="no feature repeats so often that unique samples of it would save time",
-    cure="stack.explain() has the figures. Take `dedup` out, or name the groups. Without it "
-    "`cluster_by_session` of `etl`, which writes the table anew, and `reader.sessions: whole`, if "
-    "they are there, make the samples of a batch alike for nothing.",
+    cure="stack.explain() has the figures. Take `dedup` out, or name the groups. Without `dedup`, "
+    "also take out `cluster_by_session` of `etl`, which writes the table again, and "
+    "`reader.sessions: whole`, if they are there: they make the samples of a batch alike for "
+    "nothing.",
 )
 
 
@@ -127,7 +128,7 @@ def _advised(config: GroupsConfig, context: Context, deduplicated: ConvertGroups
     else:
         raise RegistryError(
             "auto: there is nothing to measure, neither a dataset in registry.yaml nor batches. "
-            "Hand over your own: `stack.adapt(model, batches=loader, features=lambda batch: "
+            "Pass your own: `stack.adapt(model, batches=loader, features=lambda batch: "
             "batch.sparse_features)`, before any batch is converted. Or name the groups.",
             "dedup.groups",
         )
@@ -244,7 +245,7 @@ def _weighing(
         return _nothing, (
             Unused(
                 what=WHAT,
-                why="what it saves of a step depends on the model, which nobody knows yet",
+                why="what it saves of a step depends on the model, which is not known yet",
                 cure="Call `stack.adapt(model)` before `stack.loader`, or name the groups, or "
                 "weigh them by bytes alone (`weigh: bytes`).",
             ),

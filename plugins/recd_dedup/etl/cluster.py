@@ -168,8 +168,8 @@ def _write_batches(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) ->
 
 def _damaged(path: Path, error: Exception) -> DataError:
     return DataError(
-        f"{path}: this spill of the bucket pass was damaged on disk ({error}). Run the step "
-        "again: it starts anew. If it happens again, check the disk."
+        f"{path}: this spill of the bucket pass was damaged on disk ({error}). Run the step again: "
+        "it starts from the beginning. If it happens again, check the disk."
     )
 
 
@@ -229,7 +229,7 @@ class ClusterBySession(GivesNotices):
             why = "more take days" if most == MOST_BUCKETS else "no more have a row"
             raise RegistryError(
                 f"memory_gb: a table of {size / 1e9:,.3g} GB would be clustered in {n_buckets:,} "
-                f"buckets, of which {most:,} are the most: {why}. Give it "
+                f"buckets, but there can be {most:,} at most: {why}. Give it "
                 f"{12 * size / most / 1e9:.2g} GB, or more."
             )
         plan = {"source": fingerprint(table), "config": asdict(self._config)}

@@ -170,8 +170,8 @@ class Parts:
         if before != after:
             raise DataError(
                 f"{self._workspace.folder}: {part.name} should hold the source's {before}, but "
-                f"holds {after}. Nothing was published. Run the step again: it starts anew. If "
-                "it happens again, check disk and memory."
+                f"holds {after}. Nothing was published. Run the step again: it starts from the "
+                "beginning. If it happens again, check disk and memory."
             )
         file.rename(done)
         return after

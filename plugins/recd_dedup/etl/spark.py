@@ -46,8 +46,8 @@ START, LOOK = 300.0, 0.5
 """Seconds within which a worker of a cluster must take a job, and seconds between two looks."""
 GROUP = "recd cluster_by_session"
 MEND = (
-    "Mend that: all of Spark's processes read and write there, on a cluster too. Or take engine: "
-    "pyarrow."
+    "Correct that: all of Spark's processes read and write there, on a cluster too. Or take "
+    "engine: pyarrow."
 )
 CURE = "Name a master that is there, as local[2] or spark://HOST:7077, or take engine: pyarrow."
 
@@ -165,7 +165,7 @@ def _session(master: str, memory_gb: float) -> Iterator[SparkSession]:
 
     running = SparkSession.getActiveSession()
     with _named(
-        f"no Spark starts with spark_master: {master}", f"What it printed says more. {CURE}"
+        f"Spark does not start with spark_master: {master}", f"What it printed says more. {CURE}"
     ):
         if running is None:
             check_that_it_listens(master)
@@ -203,7 +203,7 @@ def check_that_it_listens(master: str) -> None:
         else:
             return
     raise DataError(
-        f"etl: cluster_by_session: no Spark starts with spark_master: {master} "
+        f"etl: cluster_by_session: Spark does not start with spark_master: {master} "
         f"({'; '.join(refused)}). {CURE}"
     )
 
@@ -243,9 +243,9 @@ def _given_a_worker(session: SparkSession) -> Iterator[None]:
         if not given_up.is_set():
             raise
         raise DataError(
-            f"etl: cluster_by_session: no worker of {context.master} took the job within "
-            f"{START:g} s. Its page says which are there and what else they do: start some, or "
-            "take engine: pyarrow."
+            f"etl: cluster_by_session: no worker of {context.master} took the job within {START:g} "
+            "s. Its page lists the workers and their other jobs: start some, or take engine: "
+            "pyarrow."
         ) from error
     finally:
         done.set()

@@ -307,7 +307,7 @@ def _messages(
     n = starts.size - 1
     if starts[-1] >= 1 << 31:
         raise DataError(
-            f"{n:,} messages of {starts[-1]:,} bytes are too many at a time: pass fewer."
+            f"{n:,} messages of {starts[-1]:,} bytes are too many for one call: pass fewer."
         )
     offsets = pa.py_buffer(starts.astype(np.int32))
     message = pa.Array.from_buffers(pa.binary(), n, [None, offsets, pa.py_buffer(data)])

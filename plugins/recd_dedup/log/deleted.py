@@ -31,6 +31,6 @@ def readable() -> Iterator[None]:
         ) from error
     except PermissionError as error:
         raise DataError(
-            f"{error.filename}: may not be read by this process ({error.strerror}). Give its user "
-            "the right to read all of the log's folder."
+            f"{error.filename}: this process may not read it ({error.strerror}). Give its user the "
+            "permission to read the whole folder of the log."
         ) from error

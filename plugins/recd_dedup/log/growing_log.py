@@ -243,9 +243,9 @@ class GrowingLogDataset(GrowingDataset):
 
     def _another(self, there: PeriodManifest, why: str) -> DataError:
         return DataError(
-            f"{self._folder}: its periods are not of {self._log.name} as it is now. Where period "
-            f"{there.number} closed, {why}. Give this run another `folder`; or, to go on "
-            "with these periods, the log that they were made of."
+            f"{self._folder}: its periods were not made from {self._log.name} as it is now. Where "
+            f"period {there.number} closed, {why}. Give this run another `folder`; or, to go on "
+            "with these periods, give it the log from which they were made."
         )
 
     @property
@@ -266,9 +266,9 @@ class GrowingLogDataset(GrowingDataset):
         empty = (earliest - origin) // self.config.period_ms
         if empty >= MANY_EMPTY:
             warnings.warn(
-                f"period 0 begins at {origin}, and the first messages are {empty:,} periods "
-                "later: the periods in between are gone through one by one. `origin` may be set "
-                "to where messages begin.",
+                f"period 0 begins at {origin}, and the first messages are {empty:,} periods later: "
+                "a run goes through the empty periods one by one. Set `origin` to the time at "
+                "which messages begin.",
                 NoticeWarning,
                 stacklevel=2,
             )
@@ -297,11 +297,11 @@ class GrowingLogDataset(GrowingDataset):
         if cuts.latest is not None and cuts.latest > now + AHEAD_MS:
             raise DataError(
                 f"{self._log.name}: a message has the time {cuts.latest}, but by this machine's "
-                f"clock it is {now}, in ms since 1970. Later periods would close there, and what "
-                "its writer adds would be in none. Have the service write ms, and take what it "
-                "wrote out of the log (of shard files: all files of the writer whose marks/*.log "
-                "has that time), or begin a new log. If this clock is wrong, set it: no period "
-                "has closed because of it."
+                f"clock it is {now}, in ms since 1970. It would close all coming periods, and what "
+                "its writer adds later would be in none. Let the service write ms, and take what "
+                "it wrote out of the log (of shard files: all files of the writer whose "
+                "marks/*.log has that time), or begin a new log. If this clock is wrong, set it: "
+                "no period has closed because of it."
             )
 
     def _ends_before(self, number: int) -> bool:
@@ -378,8 +378,8 @@ def _counts_seconds(time: int, other: int) -> bool:
 
 def _unreadable(file: Path, why: str) -> DataError:
     return DataError(
-        f"{file}: is damaged, or of another version ({why}). Take it from a copy, or remove it: it "
-        "is made again from the log, and a resume reports if that gives another period."
+        f"{file}: is damaged, or of another version ({why}). Restore it from a copy, or remove it: "
+        "it is then made again from the log, and a resumed run reports if that period differs."
     )
 
 

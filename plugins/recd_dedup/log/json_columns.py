@@ -205,14 +205,14 @@ def _whole(value: Any, below: int) -> int | None:
     if isinstance(found, str):
         raise _error(
             value,
-            "its ids are taken as they are: say `ids: hash`, or `ids: vocabulary`, in its entry "
+            "its ids are taken as they are: write `ids: hash`, or `ids: vocabulary`, in its entry "
             "of the schema",
         )
     if found is not None and not (0 <= found < below or below == 2**63 > found >= -(2**63)):
         raise _error(
             value,
-            f"ids are in [0, {below}): raise its num_ids, or say `ids: hash`, in its entry of the "
-            "schema",
+            f"ids are in [0, {below}): raise its num_ids, or write `ids: hash`, in its entry of "
+            "the schema",
         )
     return found
 

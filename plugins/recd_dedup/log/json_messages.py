@@ -61,18 +61,18 @@ class JsonMessages(Config):
         if drops := self.columns.drops:
             raise RegistryError(
                 f"nulls of {', '.join(drops)} drop the row, and its events would have no request. "
-                "Say `nulls: {value: ...}` or `nulls: empty`; `malformed: skip` leaves out "
+                "Write `nulls: {value: ...}` or `nulls: empty`; `malformed: skip` leaves out "
                 "messages that do not fit.",
                 "columns",
             )
         if self.kind is None and (self.requests or self.events):
             raise RegistryError(
-                "are values of `kind`, which names no field. Name it.",
+                "are values of `kind`, but `kind` names no field. Name it.",
                 "requests" if self.requests else "events",
             )
         if self.kind is not None and self.request_id is None:
             raise RegistryError(
-                "is missing: events find their request by it. Name the field, or leave `kind` "
+                "is missing, and events find their request by it. Name the field, or leave `kind` "
                 "out if messages have their labels.",
                 "request_id",
             )
@@ -164,8 +164,8 @@ class JsonDecoder:
                 return None
         if session == NO_KEY and self._keyed:
             raise ValueError(
-                "by `log.route: session` a session's messages are those of its key. Have producers "
-                "key them by session, or write `route: message`, and let `messages.columns` name "
+                "with `log.route: session` a message's key is its session. Let producers use the "
+                "session as the key, or write `route: message`, and let `messages.columns` name "
                 "the session"
             )
         if session == NO_KEY and not event and config.columns.session_id is None:
@@ -207,7 +207,7 @@ def _misfit(session: int, time: int, text: bytes, why: str) -> MessageError:
     whose = "that has no key" if session == NO_KEY else f"of session {session}"
     return MessageError(
         f"a message of time {time} {whose}: {why} It begins with {text[:60]!r}. Correct its "
-        "writer, or leave such messages out by `malformed: skip`."
+        "writer, or leave out such messages with `malformed: skip`."
     )
 
 

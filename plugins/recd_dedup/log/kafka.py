@@ -173,7 +173,7 @@ class KafkaLog:
         if len(self.config.topics) > 1 or self.route == "message":
             raise CapabilityError(
                 f"{self.name}: several topics, or one that is not routed by session, can only be "
-                "read. Give this log a topic of its own."
+                "read. Give the log that you write a topic of its own."
             )
         producer = self._producer()
         sessions, timestamps = (column.to_numpy() for column in messages.columns[:2])
@@ -427,7 +427,7 @@ class KafkaLog:
         if place is None and low and not self.config.may_lack:
             raise DataError(
                 f"{part}: its first {low:,} messages are deleted (the topic's retention). Read "
-                "sooner, keep longer, or set `may_lack: true`."
+                "them sooner, keep them longer, or set `may_lack: true`."
             )
         return low if place is None else place
 

@@ -102,9 +102,9 @@ class KafkaTopics:
             if (there := topics.get(topic, 0)) > self.partitions:
                 raise DataError(
                     f"Kafka topic {topic!r} has {there} partitions now, but {self.partitions} are "
-                    "read: what comes to the others would be in no sample. Set `log.shards` to "
-                    f"{there} and go on with `--resume`. An event that came to another partition "
-                    "than its request, because the change lay between them, is an orphan."
+                    "read: messages of the others would be in no sample. Set `log.shards` to "
+                    f"{there} and go on with `--resume`. If an event came to another partition "
+                    "than its request, because the number changed between them, it is an orphan."
                 )
 
     def watermarks(self, consumer: Consumer, part: Partition, place: int = 0) -> tuple[int, int]:
@@ -124,8 +124,8 @@ class KafkaTopics:
         if high < place:
             raise DataError(
                 f"{part}: ends at message {high:,}, but was read up to {place:,} before. The topic "
-                "was made again, or brokers lost what was in it. Begin with another folder "
-                "(`folder` of registry.yaml)."
+                "was made again, or its brokers lost messages. Begin with another folder (`folder` "
+                "of registry.yaml)."
             )
         return low, high
 
@@ -208,8 +208,8 @@ class KafkaTopics:
                 asked = self.partitions
                 raise DataError(
                     f"Kafka topic {topic!r} has {there} partitions, but {asked} are asked for. Set "
-                    "`log.topic` and `log.shards` to what is there, or make it with `kafka-topics "
-                    f"--create --topic {topic} --partitions {asked}`.{others}"
+                    "`log.topic` and `log.shards` to what there is, or make the topic with "
+                    f"`kafka-topics --create --topic {topic} --partitions {asked}`.{others}"
                 )
         self.found = True
 
@@ -232,8 +232,8 @@ class KafkaTopics:
         if error.name() in GONE:
             return DataError(
                 f"{part}: is no longer there ({error.str()}): the topic was deleted, or this "
-                "client may no longer see it. What was not read is lost; if it was made again, "
-                "begin with another folder (`folder` of registry.yaml)."
+                "client may no longer see it. Messages that were not read are lost. If the topic "
+                "was made again, begin with another folder (`folder` of registry.yaml)."
             )
         return self.error(f"{part}: {error.str()} ({error.name()})")
 

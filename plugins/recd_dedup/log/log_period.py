@@ -146,8 +146,8 @@ class LogPeriod(Period):
 
     def _changed(self, what: str) -> DataError:
         return DataError(
-            f"{self._log.name}: before the places at which period {self.manifest.number} closed, "
-            f"the log is not what it was: {what}. Resume with the log as it was, or start a new "
+            f"{self._log.name}: the log has changed before the places at which period "
+            f"{self.manifest.number} closed: {what}. Resume with the log as it was, or start a new "
             "run, with another `folder`."
         )
 

@@ -59,7 +59,7 @@ class LoggedConfig(Config):
         if self.messages is not None:
             if self.schema not in (Schema(), self.messages.schema):
                 raise RegistryError(
-                    "is told by `messages.columns`, and by `schema` once more. Take one out.",
+                    "is given by `messages.columns`, and by `schema` once more. Take one out.",
                     "schema",
                 )
             object.__setattr__(self, "schema", self.messages.schema)
@@ -70,7 +70,7 @@ class LoggedConfig(Config):
         elif self.schema == Schema():
             raise RegistryError(
                 "is missing: it names the features that the log's messages carry. If other "
-                "programs wrote them, say how to read them by `messages`.",
+                "programs wrote them, `messages` must describe how to read them.",
                 "schema",
             )
         if self.schema.session_id is None or self.schema.timestamp is None:
@@ -103,9 +103,9 @@ class LoggedConfig(Config):
             for file, digest in self.vocabulary_digests().items():
                 if digest != vocabularies.get(file):
                     raise DataError(
-                        f"{file}: this vocabulary is not what it was when the log was opened. Do "
-                        "not write to it while a log is joined; start a new run with it as it is, "
-                        "or restore the old one."
+                        f"{file}: this vocabulary has changed since the log was opened. Do not "
+                        "write to it while a log is joined; start a new run with it as it is, or "
+                        "restore the old one."
                     )
             yield each
 

@@ -84,12 +84,12 @@ class Manifest:
             there = Manifest.of(folder)  # a new log has it before any other file
         if there is None and lost:
             raise DataError(
-                f"{folder / MANIFEST}: is not there, and {lost} is: how many shards the log has, "
-                "and how it is routed, is lost. Restore it from a copy."
+                f"{folder / MANIFEST}: is not there, although {lost} is. Without it nobody knows "
+                "how many shards the log has and how it is routed. Restore it from a copy."
             )
         if there is not None and replace(there, id=self.id) != self:
             raise DataError(
                 f"{folder}: holds a log of {there.shards} shards, routed by {there.route}, but "
                 f"{self.shards}, by {self.route}, are asked for. Set `log.shards` and `log.route` "
-                "to what it has, or give another `log.folder`."
+                "to those of the log, or give another `log.folder`."
             )

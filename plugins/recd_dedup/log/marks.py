@@ -119,8 +119,8 @@ class Marks:
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
         if checksum != f"{crc32(text):08x}".encode():
             raise DataError(
-                f"{self.file}, byte {self._offset:,}: this mark is damaged. Take the file from a "
-                "copy; or, if its writer has ended, remove it, and the writer's log files are "
+                f"{self.file}, byte {self._offset:,}: this mark is damaged. Restore the file from "
+                "a copy; or, if its writer has ended, remove it: the writer's log files are then "
                 "read without it."
             )
         mark = json.loads(text)

@@ -284,6 +284,6 @@ def _read(read: Callable[[pa.RecordBatch], T], placed: Placed, rows: I64 | None 
 
 def _changed(what: str) -> DataError:
     return DataError(
-        f"{what} holds other messages than a moment ago. Take the log from a copy, and have only "
+        f"{what} holds other messages than a moment ago. Restore the log from a copy, and let only "
         "its writers write to it."
     )

@@ -205,8 +205,8 @@ def frames(file: Location, shard: int, damaged: Damaged = "raise") -> Iterator[F
             offset = frame.end
             if not frame.messages and offset < _size(opened):
                 raise DataError(
-                    f"{file}, byte {offset:,}: its writer closed it there, but something was "
-                    "added. Cut it there, or take it out of the log."
+                    f"{file}, byte {offset:,}: its writer closed it there, but something was added "
+                    "behind. Cut it off there, or take the file out of the log."
                 )
 
 
@@ -254,8 +254,8 @@ def report_damage(what: str, damaged: Damaged, skipped: str = "") -> None:
     the text `skipped` if given."""
     if damaged == "raise":
         raise DataError(
-            f"{what}. Take the file from a copy, or read with `damaged: skip` to go without what "
-            "is lost."
+            f"{what}. Restore the file from a copy, or read with `damaged: skip`, which leaves out "
+            "what is lost."
         )
     LOG.warning("%s", skipped or what)
 

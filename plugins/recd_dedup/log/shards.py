@@ -119,8 +119,8 @@ class ZstdShards:
         if not isinstance(self.folder, Path):
             raise DataError(
                 f"{self.folder}: is on a store, where files cannot grow: a log can be read there, "
-                "but must be written on a disk. Set `log.folder` to a folder of this machine, and "
-                "copy it once its writers have closed."
+                "but not written. Set `log.folder` to a folder of this machine, and copy it once "
+                "its writers have closed."
             )
         self._leave_to_parent()
         self._begin_marks(messages)
@@ -303,7 +303,7 @@ class ZstdShards:
                     yield Placed(name_of(frame.file), frame.offset, where)
                 elif damaged == "raise":
                     raise DataError(
-                        f"{frame}: was whole before, but is not now. Take it from a copy."
+                        f"{frame}: was whole before, but is not now. Restore it from a copy."
                     )
 
     def fingerprint(self) -> str:

@@ -112,9 +112,8 @@ class Snapshot:
         if newer:
             warnings.warn(
                 f"{self.log.name}: {newer:,} {self.log.counts} came after the tables of this log "
-                f"were first asked for, and are not read. To read them, remove {self._file}, "
-                "which notes where the log ended; to train while they come, use `dataset: "
-                "growing_log`.",
+                f"were made, and are not read. To read them, remove {self._file}, which records "
+                "where the log ended; to train while messages come, use `dataset: growing_log`.",
                 NoticeWarning,
                 stacklevel=2,
             )

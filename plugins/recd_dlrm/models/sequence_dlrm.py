@@ -187,7 +187,8 @@ class Roles(NamedTuple):
                 )
             if query not in known:
                 raise RegistryError(
-                    f"{query!r} is no feature beside the sequences; {nearest(query, known)}",
+                    f"{query!r} is none of the features beside the sequences; "
+                    f"{nearest(query, known)}",
                     where=f"model.query.{sequence}",
                 )
         first: dict[str, str] = {}
@@ -240,8 +241,8 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
             raise RegistryError(
                 f"{type(pooling).__name__} does not weigh the ids of {feature.name!r}, which are "
                 "scored: only sums and means of weighted embeddings mean anything to it. Choose "
-                "`sum` or `mean`, or leave its ids without weights: they have them by `scored` of "
-                "its entry of the schema, or by a step of `preprocess`, as compute_score.",
+                "`sum` or `mean`, or take the weights away: they come from `scored` in its entry "
+                "of the schema, or from a step of `preprocess` such as compute_score.",
                 where=f"pooling.{feature.name}",
             )
         pooled.append(Pooled(feature.name, pooling, query, feature.scored))

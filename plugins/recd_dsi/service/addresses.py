@@ -44,9 +44,9 @@ def check_callable(host: str) -> None:
     """Raises `CapabilityError` for a worker's host that no rank could call."""
     if _is_everywhere(host):
         raise CapabilityError(
-            f"--host: {host!r} stands for all addresses of this machine, and ranks call workers by "
-            "their host. Name one by which ranks reach this machine, as its name; the certificate "
-            "has it, too."
+            f"--host: {host!r} stands for all addresses of this machine, but ranks call workers by "
+            "their host. Give the one by which ranks reach this machine, for example its name, "
+            "which must also be in the certificate."
         )
 
 

@@ -209,7 +209,7 @@ class DiskCache:
                 part.unlink(missing_ok=True)
             warnings.warn(
                 f"cache: {self._folder} takes no more batches ({error.strerror}): those that do "
-                "not fit into memory are made anew. See to the space on its disk and start the "
+                "not fit into memory will be made again. Free space on its disk and start the "
                 "worker again, or name another folder.",
                 NoticeWarning,
                 stacklevel=2,

@@ -101,7 +101,7 @@ class Credentials:
         if is_loopback(host) or (self.token and self.certificate):
             return
         raise CapabilityError(
-            f"{host} is not this machine alone, and there the service needs both a token "
+            f"{host} is reached from other machines too, where the service needs both a token "
             "(`token_file`) and TLS (`certificate`): name them, or stay on 127.0.0.1."
         )
 
@@ -148,8 +148,8 @@ def _trusted(path: Path) -> bytes:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
     except (ssl.SSLError, ValueError):
         raise CapabilityError(
-            f"{path}: is named as `certificate`, but holds none that can be read. Name the "
-            "certificate of the servers, which begins `-----BEGIN CERTIFICATE-----`."
+            f"{path}: is named as `certificate`, but holds no certificate that can be read. Name "
+            "the certificate of the servers, which begins `-----BEGIN CERTIFICATE-----`."
         ) from None
     return found
 
@@ -200,7 +200,9 @@ class Server(flight.FlightServerBase):
         super().__init__(location, **options)
 
     def _refused(self, *asked: Any) -> NoReturn:
-        raise flight_error(DataError("there are no flights: this serves the reader service alone."))
+        raise flight_error(
+            DataError("there are no flights here: this server is for the reader service alone.")
+        )
 
     list_flights = get_flight_info = get_schema = do_put = do_exchange = _refused
     do_get: Any = _refused
@@ -252,7 +254,9 @@ class _AsksForToken(flight.ServerMiddlewareFactory):
     def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
         given = headers.get("authorization") or [""]
         if not hmac.compare_digest(str(given[0]).encode(), self._expected):
-            raise flight.FlightUnauthenticatedError("a token is needed, and this is not it.")
+            raise flight.FlightUnauthenticatedError(
+                "a token is needed, and this is not the right one."
+            )
 
 
 def flight_error(error: RecdError) -> flight.FlightError:

@@ -152,7 +152,7 @@ def coordinator(
             except OSError as error:
                 raise CapabilityError(
                     f"--page: no page can be served at 127.0.0.1:{page} ({error.strerror}). Name "
-                    "another, or 0 for one that is free."
+                    "another port, or 0 for a free one."
                 ) from None
             if not as_json:
                 typer.echo(f"page {listens['page']}")
@@ -259,8 +259,9 @@ def _check_starts_none(
     for option, is_given in options.items():
         if is_given:
             raise RegistryError(
-                f"{option}: does nothing here, for a coordinator starts workers of its --registry "
-                "alone. Name one, or take this out and start each by `recd serve worker --join`."
+                f"{option}: does nothing here, because a coordinator starts workers of its "
+                "--registry alone. Name one, or take this out and start each by `recd serve worker "
+                "--join`."
             )
 
 

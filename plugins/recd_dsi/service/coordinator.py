@@ -90,7 +90,7 @@ class Members:
         has that."""
         who, address = about.get("id"), about.get("address")
         if not (isinstance(who, str) and 0 < len(who) <= 64 and _is_address(address)):
-            raise DataError("a heartbeat says neither who it is nor where.")
+            raise DataError("a heartbeat has neither a worker's name nor its address.")
         about = {**_facts(about), "id": who, "address": address}
         known = self._members.get(address)
         if known is None:
@@ -229,7 +229,9 @@ class Coordinator(Server):
         who, delivery = facts.get("id"), str(facts.get("delivery", ""))
         rank, most = client.get("rank", 0), client.get("most", 1)
         if not (isinstance(rank, int) and isinstance(most, int) and min(rank, most) >= 0):
-            raise DataError("a client says neither which rank it is nor how many workers it asks.")
+            raise DataError(
+                "a client gives neither its rank nor the number of workers that it asks."
+            )
         self.members.believe(client.get("workers"), delivery, now)
         # A client also describes itself; nothing depends on that.
         if isinstance(who, str) and 0 < len(who) <= 64:

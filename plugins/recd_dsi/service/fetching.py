@@ -261,7 +261,7 @@ class Fetching:
                     if record.num_rows > run.stop - position:
                         raise DataError(
                             f"{remote.address} answered {record.num_rows} batches where "
-                            f"{run.stop - position} were asked for. See which version it runs."
+                            f"{run.stop - position} were asked for. Check which version it runs."
                         )
                     bodies = None if places is None else memory.bodies(places)
                     found = batches_from_record(record, bodies)

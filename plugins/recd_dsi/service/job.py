@@ -73,7 +73,7 @@ class BatchJob(Config):
         if len(self.left_out) > MOST_LEFT_OUT or any(not 0 <= n <= MOST for n in self.left_out):
             raise DataError(f"a job leaves out at most {MOST_LEFT_OUT} stripes of a table.")
         if max(len(self.delivery), len(self.table)) > MOST_DIGEST:
-            raise DataError("a job names its registry and its table by what are no digests.")
+            raise DataError("a job names its registry and its table, but not by digests.")
         counts = (self.consumers, self.streams, self.rows_per_batch)
         if min(counts) < 1 or not 0 <= self.window <= MOST or max(counts) > MOST:
             raise DataError(f"a job has {counts} consumers, streams and rows: send it again.")
@@ -135,7 +135,7 @@ class Request(Config):
         if max(numbers) > MOST or len(self.ahead) > MOST_RANGES or len(self.client) > 64:
             raise DataError("a request is out of bounds: send it again.")
         if any(len(one) != 2 or one[0] > one[1] for one in self.ahead):
-            raise DataError("a request announces what are no ranges [first, stop).")
+            raise DataError("a request announces positions that are not ranges [first, stop).")
 
     @property
     def stream(self) -> tuple[str, int, int]:
@@ -167,7 +167,7 @@ def read_json(data: bytes, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
         if "\\u" in text:  # may be half of a surrogate pair, which cannot be encoded
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise DataError(f"a message is no JSON ({error}).") from None
+        raise DataError(f"a message is not JSON ({error}).") from None
     if not isinstance(found, dict):
         raise DataError("a message must be a JSON mapping.")
     return found

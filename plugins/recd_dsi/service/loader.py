@@ -191,7 +191,7 @@ class ServiceLoader:
         stripes = len(self._local.source.order.stripe_rows)
         if len(left_out) > max(1, stripes * MOST_LEFT_OUT) or left_out == self.job.left_out:
             raise DataError(
-                f"reader: {len(left_out)} of {so_many(stripes, 'stripe')} cannot be read, and "
+                f"reader: {len(left_out)} of {so_many(stripes, 'stripe')} cannot be read, but "
                 f"`damaged: skip` leaves out {MOST_LEFT_OUT:.0%} at most. The last: {error}"
             ) from error
         warnings.warn(
@@ -210,8 +210,8 @@ class ServiceLoader:
         )
         if not self._fall_back:
             raise DataError(
-                f"reader: {what}. See whether they run, or let this rank read by itself then "
-                "(`when_none_answers: read`)."
+                f"reader: {what}. Check whether they run, or let the rank read by itself in such a "
+                "case (`when_none_answers: read`)."
             ) from None
         if not self.read_here:
             warnings.warn(

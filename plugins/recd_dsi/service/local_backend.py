@@ -61,7 +61,7 @@ class LocalBackend:
             self.close()
             raise CapabilityError(
                 f"reader: none of {so_many(len(self._processes), 'worker')} served within "
-                f"{START:g} s. See what `recd serve worker` says, or choose `reader: local`."
+                f"{START:g} s. Check what `recd serve worker` prints, or choose `reader: local`."
             )
         if self._error is not None:
             self.close()

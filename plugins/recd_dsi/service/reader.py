@@ -107,8 +107,8 @@ class ServiceReaderConfig(Config):
         super().__post_init__()
         if self.damaged == "skip" and self.sessions != "split":
             raise RegistryError(
-                f"skip leaves the order of rows as it is, which `sessions: {self.sessions}` makes "
-                "of what the rows hold. Choose split, or `damaged: raise`.",
+                f"skip keeps the order of rows, but with `sessions: {self.sessions}` that order "
+                "depends on the rows, which cannot be read. Choose split, or `damaged: raise`.",
                 "damaged",
             )
         if self.most_workers is not None and self.most_workers < self.workers:
@@ -118,7 +118,7 @@ class ServiceReaderConfig(Config):
             )
         if self.most_workers is not None and self.coordinator is not None:
             raise RegistryError(
-                "is of workers that the rank starts. A coordinator scales its own: give it "
+                "is for workers that the rank starts, but a coordinator scales its own: give it "
                 "`--most-workers`, and leave this out.",
                 "most_workers",
             )
@@ -137,13 +137,13 @@ class ServiceReaderConfig(Config):
         if self.coordinator is not None:
             for option in self.set_among("backend", "ray_address", "key", "cache"):
                 raise RegistryError(
-                    "is of workers that the rank starts, but those of a coordinator are "
-                    "started by `recd serve`, which has the same option. Take it out here.",
+                    "is for workers that the rank starts, but `recd serve` starts those of a "
+                    "coordinator, and has the same option. Take it out here.",
                     option,
                 )
         elif self.backend != "ray" and self.ray_address is not None:
             raise RegistryError(
-                f"is of actors of Ray, but `backend: {self.backend}` starts processes of this "
+                f"is for actors of Ray, but `backend: {self.backend}` starts processes of this "
                 "machine. Write `backend: ray`, or take it out.",
                 "ray_address",
             )

@@ -38,8 +38,8 @@ class Bounds:
     def __post_init__(self) -> None:
         if not 1 <= self.fewest <= self.most:
             raise RegistryError(
-                f"a service has from {self.fewest} to {self.most} workers: name at least 1, and "
-                "no fewer at most than at least."
+                f"a service has from {self.fewest} to {self.most} workers: name at least 1, and a "
+                "largest number that is not below the smallest."
             )
 
 

@@ -172,13 +172,19 @@ def _places(found: bytes) -> list[_Place]:
     """The places of bodies that lie one after another, with every number within bounds; raises
     `DataError` for anything else."""
     if not found or len(found) % PLACE.size:
-        raise DataError(f"a worker says in {len(found)} bytes where batches lie. Send them again.")
+        raise DataError(
+            f"a worker describes in {len(found)} bytes where batches are, which cannot be read. "
+            "Send them again."
+        )
     places = [_Place(*one) for one in PLACE.iter_unpack(found)]
     first, last = places[0], places[-1]
     behind = first.at
     for one in places:
         if (one.lot, one.pid, one.fd, one.at, one.room) != (*first[:3], behind, first.room):
-            raise DataError("a worker says that the batches of an answer lie apart. Ask it again.")
+            raise DataError(
+                "a worker reports that the batches of one answer are not next to each other. Ask "
+                "it again."
+            )
         behind += _aligned(min(one.size, MOST))
     room, size = first.room, behind - first.at
     if not 0 < room <= MOST or size > LARGEST_ANSWER or first.at > MOST:

@@ -224,8 +224,8 @@ def _about(loader: Any) -> dict[str, Any]:
     remotes = loader.fleet().remotes()
     if loader.read_here or not remotes:
         raise CapabilityError(
-            "the worker stopped answering while it was measured. See what it printed, and measure "
-            "again."
+            "the worker stopped answering while it was measured. Check what it printed, and "
+            "measure again."
         )
     found: dict[str, Any] = remotes[0].caller.act("about", {}, DEADLINE)
     return found
@@ -236,8 +236,8 @@ def _reader_options(stack: Stack) -> dict[str, Any]:
     choice = stack.registry.one("reader")
     if choice.record.name not in ("local", "service"):
         raise RegistryError(
-            f"is {choice.record.name}, but workers make what `local` and `service` would read. "
-            "Choose one of them to measure.",
+            f"is {choice.record.name}, but only `local` and `service` read by workers, which are "
+            "measured here. Choose one of them.",
             "reader",
         )
     return {name: getattr(choice.config, name) for name in SAME}

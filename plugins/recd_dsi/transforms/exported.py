@@ -116,7 +116,7 @@ def build_exported(config: ExportedConfig, context: Context) -> Exported:
     digest = hashlib.sha256(program).hexdigest()
     if config.sha256 not in (None, digest):
         raise RegistryError(
-            f"{config.file} has {digest}: it is another program than the one that was chosen.",
+            f"{config.file} has {digest}: it is not the program that was chosen.",
             "sha256",
         )
     _check_archive(program, config.file)
@@ -152,8 +152,8 @@ def _check_archive(program: bytes, file: Path) -> None:
     twice = len(set(names)) < len(names)
     if odd or pickled or twice or not any(name.endswith("/archive_format") for name in names):
         raise RegistryError(
-            f"{file} holds more than a program and plain tensors ({', '.join(odd) or 'pickles'}), "
-            "which is not loaded: it could run anything. Write the module again, with "
+            f"{file} holds more than a program and plain tensors ({', '.join(odd) or 'pickles'}). "
+            "It is not loaded, because it could run any code. Write the module again, with "
             "recd_dsi.transforms.export.",
             "file",
         )

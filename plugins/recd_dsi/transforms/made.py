@@ -106,7 +106,7 @@ class NewFeatureConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.into.strip():
-            raise RegistryError("is an empty text, and no name. Write one.", "into")
+            raise RegistryError("is empty, but must be a name. Write one.", "into")
 
 
 class NewFeature(nn.Module, ABC):
@@ -180,7 +180,7 @@ class NGramConfig(NewFeatureConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.of or len(set(self.of)) < len(self.of):
-            raise RegistryError("must name one feature at least, and none twice.", "of")
+            raise RegistryError("must name at least one feature, and none twice.", "of")
 
 
 class NGram(NewFeature):
@@ -222,7 +222,7 @@ class NGram(NewFeature):
 def _n_grams(
     ids: I64, lengths: I64, n: int, key: np.int64, modulo: np.int64, out: I64, counts: I64
 ) -> int:
-    """Row by row the grams; how many they are."""
+    """Write the grams row by row. Returns their number."""
     begin = made = 0
     for row in range(len(lengths)):
         before = made

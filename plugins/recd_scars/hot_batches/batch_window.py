@@ -157,7 +157,7 @@ class BatchWindow:
         if size != len(self._rows[index]):
             raise DataError(
                 f"select: made a batch of {so_many(size, 'sample')}, but was asked for "
-                f"{len(self._rows[index])}: the places of samples count over all batches."
+                f"{len(self._rows[index])}: places of samples are counted over all batches."
             )
 
     @cached_property
@@ -198,8 +198,8 @@ def sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
     sizes = [features.stride() for features in every]
     if len(set(sizes)) > 1:
         raise DataError(
-            f"features: the KeyedJaggedTensors of a batch have {sizes} samples, so that "
-            "nobody knows which go together. Name those alone that have as many."
+            f"features: the KeyedJaggedTensors of a batch have {sizes} samples, so it is unknown "
+            "which belong together. Name only those that have the same number."
         )
     return every
 
@@ -208,14 +208,14 @@ def _check_takes_apart(features: SparseFeatures) -> None:
     """Refuse what no samples can be taken from."""
     if features.device().type != "cpu":
         raise CapabilityError(
-            f"cache.hot_batches: batches lie on {features.device()}, but their samples are dealt "
-            "out on the CPU. Order the loader before its batches are moved, or set hot_batches to "
-            "false."
+            f"cache.hot_batches: batches lie on {features.device()}, but their samples are put "
+            "into batches on the CPU. Order the loader before its batches are moved, or set "
+            "hot_batches to false."
         )
     if features.plain.variable_stride_per_key():
         raise CapabilityError(
             "cache.hot_batches: keys of a batch differ in their number of samples (variable "
-            "stride, VBE), so that none can go to another batch. Set hot_batches to false."
+            "stride, VBE), so that no sample can move to another batch. Set hot_batches to false."
         )
 
 

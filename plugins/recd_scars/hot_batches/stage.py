@@ -160,9 +160,9 @@ class HotBatchesWithoutState(WrappedLoader):
         registry's is read from anywhere, for windows are formed in its order."""
         if name in ("state_dict", "load_state_dict"):
             raise AttributeError(
-                f"cache.hot_batches: the loader, a {type(self._loader).__name__}, has no "
-                f"{name}, so that no position of hot batches can be saved. Take one that has, "
-                "say torchdata's StatefulDataLoader."
+                f"cache.hot_batches: the loader, a {type(self._loader).__name__}, has no {name}, "
+                "so that no position of hot batches can be saved. Take a loader that has it, such "
+                "as torchdata's StatefulDataLoader."
             )
         if name in ("spread", "places") and self.__dict__.get("_own") is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -268,14 +268,14 @@ class HotBatchesWithoutState(WrappedLoader):
         least, fewest, most, lowest, highest, failing = self._ranks.least(counts, patience)
         if failing and not failed:
             raise DataError(
-                f"cache.hot_batches: rank {-failing - 1} could not read its batches, and says why; "
-                "no rank goes on without them."
+                f"cache.hot_batches: rank {-failing - 1} could not read its batches, and prints "
+                "why; no rank goes on without them."
             )
         if not failed and (fewest, lowest) != (-most, -highest):
             raise DataError(
                 f"cache.hot_batches: ranks have windows of {fewest} to {-most} batches, rank "
-                f"{self._rank} of {length}, or tier plans that differ: all must yield as many "
-                "batches an epoch, and plan alike."
+                f"{self._rank} of {length}, or tier plans that differ: all ranks must yield the "
+                "same number of batches an epoch, and have the same plan."
             )
         return least
 
@@ -367,8 +367,8 @@ class HotBatches(HotBatchesWithoutState):
         """Go on within a window as it was formed, even if the plan has changed."""
         if set(state) != {"loader", "batches", "window"}:
             raise DataError(
-                "the reader's state is not one of hot batches: the run that it is of had none. Set "
-                "cache.hot_batches to false to resume, or start afresh."
+                "the reader's state is not one of hot batches, since the run that wrote it had "
+                "none. Set cache.hot_batches to false to resume, or start afresh."
             )
         self._start, self._index, self._loaded = state["loader"], state["batches"], True
         self._formed = None if state["window"] is None else DealtWindow.of_state(state["window"])

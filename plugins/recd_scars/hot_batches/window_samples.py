@@ -113,8 +113,9 @@ def _ids(
 
 def _refusal(path: str, what: str) -> CapabilityError:
     return CapabilityError(
-        f"cache.hot_batches: {path} {what}, so nobody knows which of it goes with a sample. Say "
-        "how samples become a batch, stack.order(loader, select=...), or set hot_batches to false."
+        f"cache.hot_batches: {path} {what}, so it is unknown which part of it belongs to which "
+        "sample. Say how samples become a batch, stack.order(loader, select=...), or set "
+        "hot_batches to false."
     )
 
 

@@ -223,7 +223,8 @@ def _advised(
     claims = _additions_of(registry)
     if not claims:
         raise RegistryError(
-            "no plugin has additions to weigh. Install one that does, say those of recd-plugins."
+            "no plugin has additions to weigh. Install one that has some, such as those of "
+            "recd-plugins."
         )
     outlooks = Outlooks(registry, ranks, ranks if trial else ranks_here, progress, trainer)
     base = _absolute(plain(registry.source.values, claims), registry.source.base)
@@ -295,9 +296,9 @@ def _check_reads(registry: Registry) -> None:
     """`RegistryError` if the registry has no dataset or no model."""
     if not registry.has_dataset:
         raise RegistryError(
-            "there is no dataset to read batches of. Name one (`dataset`), or a table, in place of "
-            "a registry: `recd advise --table TABLE`; or have a function of your own trainer make "
-            "its model and its loader: `recd advise --trainer my_trainer.py:parts`."
+            "there is no dataset to read batches of. Name one (`dataset`), or give a table in "
+            "place of a registry: `recd advise --table TABLE`; or let a function of your own "
+            "trainer make its model and its loader: `recd advise --trainer my_trainer.py:parts`."
         )
     registry.one("model")
 
@@ -314,8 +315,8 @@ def _check_leaves_to(
         )
     if most_tried or batch_sizes:
         raise RegistryError(
-            f"--try, --batch-size and --curve are not for {trainer.name}, which makes its batches, "
-            "and trains, by itself. Leave them out."
+            f"--try, --batch-size and --curve are not for {trainer.name}, which itself makes its "
+            "batches and trains. Leave them out."
         )
 
 

@@ -66,7 +66,7 @@ def measured_compute(
     copied without its tables, and stays unchanged.
     """
     if not batches:
-        raise DataError("compute: there is no batch to time the model with. Give one at least.")
+        raise DataError("compute: there is no batch to time the model with. Give at least one.")
     timed = _clock(group, device)
     dense = on_held_embeddings(model, device)
     points = []
@@ -110,7 +110,7 @@ def on_held_embeddings(model: nn.Module, device: torch.device) -> nn.Module:
         if isinstance(module, DEDUP_COLLECTIONS):
             raise CapabilityError(
                 f"compute: {path or 'the model'} looks up unique samples already. Time the model "
-                "before it is adapted: shares of unique samples are the forecast's."
+                "before it is adapted: the forecast itself counts the shares of unique samples."
             )
         if isinstance(module, Collection):
             held[id(module)] = _HeldEmbeddings(module, device)
@@ -189,8 +189,8 @@ def _first(output: Any) -> Tensor:
         output = output[0]
     if not isinstance(output, Tensor):
         raise DataError(
-            f"compute: the model returns a {type(output).__name__}, of which backward is unknown. "
-            "Have it return the loss, or (loss, ...): `recd advise` takes nothing else."
+            f"compute: the model returns a {type(output).__name__}, on which backward cannot be "
+            "called. Let it return the loss, or (loss, ...): `recd advise` takes nothing else."
         )
     return output.sum()
 

@@ -207,9 +207,9 @@ class ModelOfTrainer(ModelAndBatches):
         self.of_no_row = {name: one for name, one in shares.items() if name not in self.collided}
         if strange := [name for name, share in self.of_no_row.items() if share > 0.5]:
             raise DataError(
-                f"{self.name}: most ids of its batches for {listed(strange, kind='table')} are of "
-                "no row, as where a model maps ids before it looks them up, so that nobody knows "
-                "which rows are looked up. Have it return a third thing, `lambda batch: ...`, "
+                f"{self.name}: most ids of its batches for {listed(strange, kind='table')} have no "
+                "row. So the model may map ids before it looks them up, and it is unknown which "
+                "rows it looks up. Let the function return a third thing, `lambda batch: ...`, "
                 "which gives a KeyedJaggedTensor of the ids that the model looks up; or map them "
                 "in the loader."
             )
@@ -238,9 +238,7 @@ class ModelOfTrainer(ModelAndBatches):
                 if ids >= MOST_IDS:
                     break
         if not found:
-            raise DataError(
-                f"{self.name}: its loader is empty, so that there is nothing to advise on."
-            )
+            raise DataError(f"{self.name}: its loader is empty, so there is nothing to advise on.")
         return found
 
     def _timed(self) -> list[Any]:
@@ -249,8 +247,8 @@ class ModelOfTrainer(ModelAndBatches):
         if not hasattr(batch, "to"):
             kind = type(batch).__name__
             raise DataError(
-                f"{self.name}: its batches have no method `to`, so that none goes to a device: "
-                f"write `{kind}.to(device, non_blocking=False)`, as TorchRec's pipelines ask."
+                f"{self.name}: its batches have no method `to`, so none can go to a device: write "
+                f"`{kind}.to(device, non_blocking=False)`, as TorchRec's pipelines ask."
             )
         return [batch]
 
@@ -262,8 +260,8 @@ class ModelOfTrainer(ModelAndBatches):
         for one in every:
             if isinstance(one, SparseFeatures) or not isinstance(one, KeyedJaggedTensor):
                 raise DataError(
-                    f"{self.name}: its batches hold a {type(one).__name__}, but advice is on "
-                    "batches as they are before anything is deduplicated. Have its loader give a "
+                    f"{self.name}: its batches hold a {type(one).__name__}, but advice needs "
+                    "batches as they are before anything is deduplicated. Let its loader give a "
                     "KeyedJaggedTensor."
                 )
             kjts.append(one)
@@ -274,8 +272,8 @@ class ModelOfTrainer(ModelAndBatches):
         sizes = [kjt.stride() for kjt in kjts]
         if len(set(sizes)) > 1:
             raise DataError(
-                f"{self.name}: the KeyedJaggedTensors of a batch have {sizes} samples, so that "
-                "nobody knows which go together. Name those alone that have as many."
+                f"{self.name}: the KeyedJaggedTensors of a batch have {sizes} samples, so it is "
+                "unknown which belong together. Name only those that have the same number."
             )
         by_key: dict[str, JaggedTensor] = {}
         for kjt in kjts:

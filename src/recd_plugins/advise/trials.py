@@ -97,8 +97,8 @@ def check_ranks_here(ranks: int, registry: Registry) -> None:
     here, planned = resolve_device(registry.train.device), registry.topology.device
     if planned not in (None, here):
         raise CapabilityError(
-            f"--try: the topology is one of {planned} devices, and this job would train on {here}. "
-            f"Advise without --try, or for what is here: `topology.device={here}`."
+            f"--try: the topology has {planned} devices, but this job would train on {here}. "
+            f"Advise without --try, or for the devices that are here: `topology.device={here}`."
         )
     cores = machine_cores()
     if ranks > RANKS_A_CORE * cores:
@@ -136,7 +136,7 @@ def _run(
     if isinstance(found, Failure):
         print(found.output, file=sys.stderr)
         raise CapabilityError(
-            f"--try: rank {found.rank} of the trial ended with {found.code}; what it wrote "
-            "is above. Advise without --try, or on a machine that can train it."
+            f"--try: rank {found.rank} of the trial ended with {found.code}; its output is above. "
+            "Advise without --try, or on a machine that can train it."
         )
     return found

@@ -37,9 +37,10 @@ class ClippingConfig(Config):
         super().__post_init__()
         if self.of != "dense":
             raise RegistryError(
-                "gradients of tables cannot be clipped: their fused optimizer applies each row's "
-                "within backward, table by table, so the norm of all is never there in time. Clip "
-                "`dense`; for tables lower train.optimizer.tables_lr, or warm it up (`schedule`).",
+                "gradients of tables cannot be clipped: their fused optimizer applies the gradient "
+                "of each row within backward, table by table, so the norm of all gradients is not "
+                "known in time. Clip `dense`; for tables lower train.optimizer.tables_lr, or warm "
+                "it up (`schedule`).",
                 "of",
             )
         if self.norm is None and self.value is None:

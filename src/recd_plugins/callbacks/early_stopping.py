@@ -47,8 +47,8 @@ class EarlyStopping(Callback):
     def at_start(self, training: Training) -> None:
         if self._config.split == "test" and not training.settings.eval_every:
             raise RegistryError(
-                "callbacks: early_stopping: the test split is evaluated at the end alone. Set "
-                "train.eval_every, or watch training by `split: train`."
+                "callbacks: early_stopping: the test split is evaluated only at the end. Set "
+                "train.eval_every, or watch the training metrics with `split: train`."
             )
         settings, patience = training.settings, self._config.patience
         key = "eval_every" if self._config.split == "test" else "log_every"

@@ -149,7 +149,7 @@ def advise(
 
         check_writable(out, "--out", (".yaml", ".yml"))
         if out is not None and out.exists() and not force:
-            raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
+            raise DataError(f"{out}: is there already. Name another with --out, or give --force.")
         if not tries:
             check_of_use(
                 {"--rounds": rounds != 3, "--steps": steps != 10},
@@ -173,13 +173,15 @@ def advise(
             chosen = _registry(registry, overrides, table, test, schema)
         if (objective == "time_to_loss") != (curve is not None):
             raise RegistryError(
-                "--objective time_to_loss and --curve go together: how many steps a batch size "
-                "takes is measured by `recd tune loss --json > FILE`."
+                "--objective time_to_loss and --curve go together: `recd tune loss --json > FILE` "
+                "measures how many steps a batch size takes."
             )
         learned = {} if curve is None else _steps_to_loss(curve, ranks or chosen.train.ranks)
         sizes = list(batch_size or learned)
         if missing := [size for size in sizes if learned and size not in learned]:
-            raise DataError(f"{curve}: reaches its loss with no batch of {missing[0]:,} samples.")
+            raise DataError(
+                f"{curve}: with batches of {missing[0]:,} samples it does not reach its loss."
+            )
         goal = AdviceGoal(objective=objective, budget_gb=budget_gb, steps_to_loss=learned)
         hide_other_warnings()
         with progress() as show:
@@ -234,7 +236,7 @@ def _steps_to_loss(curve: Path, ranks: int) -> Mapping[int, int]:
     except OSError as error:
         raise DataError(f"--curve: {curve} cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:  # a file that is no UTF-8 is among these
-        raise _no_curve(curve, f"it is no JSON ({error})") from error
+        raise _no_curve(curve, f"it is not JSON ({error})") from error
     measured, rows = _measured(curve, printed)
     steps = {measured * row["batch_size"]: row["steps"] for row in rows if row["steps"]}
     if not steps:

@@ -111,8 +111,8 @@ def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry:
     registry."""
     if absent:
         raise RegistryError(
-            f"--absent: is for foreign files. A registry says itself which columns some may lack: "
-            f"write `absent: [{', '.join(absent)}]` into the dataset of {registry}."
+            "--absent: is for foreign files. A registry itself lists the columns that some files "
+            f"may lack: write `absent: [{', '.join(absent)}]` into the dataset of {registry}."
         )
     options = [one.name for one in dataclasses.fields(given) if getattr(given, one.name)]
     if given.header is False:
@@ -120,8 +120,8 @@ def _check_says_nothing(given: TextForm, absent: Sequence[str] | None, registry:
     if options:
         listed = " and ".join(f"--{one}" for one in options)
         raise RegistryError(
-            f"{listed}: says how text is read, but tables of a "
-            f"registry, as {registry} names, hold none. Take it out."
+            f"{listed}: describes how text is read, but tables of a registry, such as {registry}, "
+            "hold no text. Take it out."
         )
 
 

@@ -197,7 +197,7 @@ def _telling(asked: ForeignSchema, drawn: Negatives | None, found: Survey) -> tu
 
     return () if drawn is None else tuple(
         f"{name}: is the same wherever an item is, and no negative has that of its own item, "
-        "which tells it from a click: say `--item` of all that describe an item, its id first, "
+        "which tells it from a click: write `--item` of all that describe an item, its id first, "
         f"and of {name} too; or leave it out of the schema"
         for name in undrawn(asked.conformed, drawn, found.sample)
     )  # fmt: skip
@@ -209,15 +209,15 @@ def _check_settled(guesses: Sequence[str], undrawn: Sequence[str]) -> None:
     if not (guesses or undrawn):
         return
     listed = "".join(f"\n  {one}" for one in (*guesses, *undrawn))
-    cure = "Mend it as each line says"
+    cure = "Correct it as each line says"
     if guesses:
         cure = (
             "Write the guesses with `recd data schema FILE --out schema.yaml`, mend them, and "
             "import with `--schema schema.yaml`"
         )
     raise DataError(
-        f"these doubts are not settled, and would train a wrong model where they are right:{listed}"
-        f"\n{cure}; or take all as it is with `--accept-doubts`."
+        "these doubts are not settled, and if one is right, the model would be "
+        f"wrong:{listed}\n{cure}; or take all as it is with `--accept-doubts`."
     )
 
 

@@ -268,8 +268,8 @@ def rewrite(
                 if not popular:
                     raise RegistryError(
                         f"--read-log: in {read_log} no job of the latest {days:g} days read a "
-                        "column of this table, so that none would come first. Give --days "
-                        "more, name the log of the table's readers, or take --read-log out."
+                        "column of this table, so no column would come first. Give a larger "
+                        "--days, name the log of the table's readers, or take --read-log out."
                     )
                 ranked += popular
             config = dataclasses.replace(config, first=tuple(dict.fromkeys(ranked)))
@@ -287,6 +287,6 @@ def _check_outside(target: Location, table: Location) -> None:
         return
     if table.is_dir() and table.resolve() in target.resolve().parents:
         raise RegistryError(
-            f"TARGET: {target} lies in the table {table}, whose rows would be in it twice. Name a "
-            "folder beside it."
+            f"TARGET: {target} is inside the table {table}, which would then hold its rows twice. "
+            "Name a folder outside of it."
         )

@@ -134,6 +134,6 @@ def _check_holds_nothing_else(save: Location) -> None:
             begins = file.read(len(PARQUET[0]))
         if begins and begins not in PARQUET:
             raise RegistryError(
-                f"--save: {save} is there already, and is no Parquet file, which a vocabulary is. "
-                "Name another file, or remove it."
+                f"--save: {save} is there already, and is not a vocabulary, since it is no Parquet "
+                "file. Name another file, or remove it."
             )

@@ -117,9 +117,9 @@ def _names() -> str:
         took = min(took, _seconds_for_a_name())
     if took > PATIENT:
         raise RecdError(
-            f"it took {took:.1f} s to hear that 127.0.0.1 has no other name: ranks that meet wait "
-            "as long in each connection. Put `::ffff:127.0.0.1 localhost` into /etc/hosts, or have "
-            "a name server that answers."
+            f"it took {took:.1f} s to look up the name of 127.0.0.1: ranks wait as long for each "
+            "connection when they meet. Put `::ffff:127.0.0.1 localhost` into /etc/hosts, or use a "
+            "name server that answers."
         )
     return "that of 127.0.0.1 is found, or known to be none, at once"
 
@@ -143,7 +143,7 @@ def _collectives(ranks: int) -> str:
     if failure is not None:
         raise RecdError(
             f"{failure}\nCheck that the loopback interface is up and that no firewall closes it; "
-            "GLOO_SOCKET_IFNAME names another interface."
+            "or name another interface by GLOO_SOCKET_IFNAME."
         )
     return f"all-to-all and all-reduce over {so_many(ranks, 'rank')}"
 

@@ -76,7 +76,7 @@ def init(
         check_writable(out, "--out", (".yaml", ".yml"))
         text, opened = registry_of_table(table, test, schema)
         if out.exists() and not force:
-            raise DataError(f"{out}: is there already. Name another with --out, or say --force.")
+            raise DataError(f"{out}: is there already. Name another with --out, or give --force.")
         write_whole(out, text)
         chosen = Registry.load(out)
         dataset = chosen.one("dataset").config
@@ -121,16 +121,16 @@ def registry_of_table(
             raise DataError(f"{one.path}: holds no rows. Name a table that has some.")
     if not opened.schema.sparse:
         raise DataError(
-            f"{train}: has no sparse feature, and every model here embeds one at least. List its "
+            f"{train}: has no sparse feature, but every model here embeds at least one. List its "
             "columns of ids under the schema's `sparse`; or write a registry.yaml by hand, with a "
             "model of your own: `recd plugins new NAME --slot model` begins one."
         )
     for name in opened.schema.table_sizes():
         if "." in name:
             raise DataError(
-                f"{train}: table {name!r} has a dot in its name, and PyTorch names no module so. "
-                f"Say `table: {name.replace('.', '_')}` of its features in the schema, and import "
-                "again what was imported by it."
+                f"{train}: table {name!r} has a dot in its name, which PyTorch does not allow in "
+                f"names of modules. Write `table: {name.replace('.', '_')}` for its features in "
+                "the schema, and import again what was imported with that schema."
             )
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
     return text, opened

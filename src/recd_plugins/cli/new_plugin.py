@@ -56,8 +56,8 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise RegistryError(
-            f"{name!r} cannot name a plugin: its module and its record are called so. Use "
-            "lower-case letters, digits and underscores, as in my_plugin."
+            f"{name!r} cannot name a plugin, because its module and its record get the same name. "
+            "Use lower-case letters, digits and underscores, as in my_plugin."
         )
     if slot not in SLOTS_WITH_TEMPLATE:
         raise RegistryError(
@@ -65,8 +65,8 @@ def write_plugin(name: str, slot: str, into: Path) -> Path:
         )
     if (meant := _in_yaml(name)) is not None:
         raise RegistryError(
-            f"{name!r} cannot name a plugin: in registry.yaml, which names it, the word means "
-            f"{meant}. Choose another name."
+            f"{name!r} cannot name a plugin: in registry.yaml the word means {meant}. Choose "
+            "another name."
         )
     if clash := _clash(name, slot):
         raise RegistryError(
@@ -124,8 +124,8 @@ def _clash(name: str, slot: str) -> str | None:
 
 def _unwritten(folder: Path, error: OSError) -> RegistryError:
     return RegistryError(
-        f"{folder} cannot be written: {error.strerror}. Name another folder with --into, or see to "
-        "its rights and to the space on its disk."
+        f"{folder} cannot be written: {error.strerror}. Name another folder with --into, or check "
+        "its permissions and the free space on its disk."
     )
 
 

@@ -171,7 +171,7 @@ def check_of_use(given: Mapping[str, bool], why: str, cure: str) -> None:
     for option, is_given in given.items():
         if is_given:
             raise RegistryError(
-                f"{option}: does nothing here, for {why}. {cure}, or take {option} out."
+                f"{option}: does nothing here, because {why}. {cure}, or take {option} out."
             )
 
 

@@ -32,7 +32,8 @@ def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...]
         raise RegistryError(f"{option}: {path} is a folder. Name a file.")
     if what := no_file(path):
         raise RegistryError(
-            f"{option}: {path} is {what}, and what is written replaces a file. Name another."
+            f"{option}: {path} is {what}, and the output can only replace a file. Name another "
+            "path."
         )
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
@@ -48,8 +49,8 @@ def check_apart(files: Mapping[str, Location | None]) -> None:
         place = os.path.realpath(path) if isinstance(path, Path) else str(path)
         if other := found.get(place):
             raise RegistryError(
-                f"{option}: {path} is the file of {other}, too, and the second would replace the "
-                "first. Name two."
+                f"{option}: {path} is the file of {other}, too, and the second output would "
+                "replace the first. Name two files."
             )
         found[place] = option
 
@@ -62,8 +63,8 @@ def check_not_read(path: Location | None, option: str, read: Iterable[Location])
         here = isinstance(path, Path) and isinstance(one, Path) and path.exists()
         if one == path or (here and os.path.samefile(str(path), str(one))):
             raise RegistryError(
-                f"{option}: {path} is read here, and what is written would replace it. Name "
-                "another file."
+                f"{option}: {path} is read here, and the output would replace it. Name another "
+                "file."
             )
 
 
@@ -72,5 +73,5 @@ def check_makable(folder: Location, option: str) -> None:
     if isinstance(folder, Uri):
         return
     if not folder.name:
-        raise RegistryError(f"{option}: {folder} is there already. Name a folder to make.")
+        raise RegistryError(f"{option}: {folder} is there already. Name a new folder.")
     check_makes_files(folder, option)

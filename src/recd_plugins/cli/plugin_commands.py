@@ -81,7 +81,7 @@ class PluginCommand(TyperCommand):
         except (Exception, SystemExit) as error:
             raise PluginError(
                 f"`recd {self.name}` of {self._owners} raised {type(error).__name__} on import: "
-                f"{error}. Mend or uninstall it; python -c 'import {point.module}' shows where."
+                f"{error}. Repair or uninstall it; python -c 'import {point.module}' shows where."
             ) from error
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)

@@ -93,7 +93,10 @@ def profile(
         from recd_plugins.planning.model_tables import model_tables
 
         if trace is None and places:
-            raise RegistryError("--table: says where a trace has a table. Name one by --trace.")
+            raise RegistryError(
+                "--table: says where a trace has a table, but there is no trace. Name one by "
+                "--trace."
+            )
         of_batches = {
             "--per-feature": per_feature,
             "--rank": rank is not None,
@@ -102,7 +105,7 @@ def profile(
         given = [option for option, is_given in of_batches.items() if is_given]
         if trace is not None and given:
             raise RegistryError(
-                f"{given[0]}: a trace has tables alone, and all its batches count. Leave it out."
+                f"{given[0]}: a trace has only tables, and all its batches count. Leave it out."
             )
         check_writable(save, "--save")
         check_not_read(save, "--save", [registry, *([] if trace is None else [trace])])
@@ -198,7 +201,7 @@ def _placed(
         if len(tables) != num_tables:
             raise RegistryError(
                 f"--trace: has {so_many(num_tables, 'table')}, but the model has {len(tables)}: "
-                f"{', '.join(tables)}. Say which is which by --table NAME=NUMBER, once for each."
+                f"{', '.join(tables)}. Give --table NAME=NUMBER once for each table of the model."
             )
         return {name: place for place, name in enumerate(tables)}
     found = {}

@@ -60,8 +60,9 @@ def report(
         sources = read_sources(runs)
         for what in not_drawn(sources):
             warnings.warn(
-                f"{what}: what it found is not drawn, for figures are of what `sessions` of "
-                "recd_dedup finds. `recd data stats --figures` draws what a measure itself does.",
+                f"{what}: its results are not drawn, because the report draws only those of "
+                "`sessions` of recd_dedup. `recd data stats --figures` draws the figures of other "
+                "measures.",
                 NoticeWarning,
                 stacklevel=2,
             )
@@ -70,7 +71,7 @@ def report(
             if log.cut_off:
                 warnings.warn(
                     f"{log.name}: the last line of its metrics.jsonl is cut off, though the run "
-                    "has finished, and is left out. Take the file from a copy of the run.",
+                    "has finished, and is left out. Restore the file from a copy of the run.",
                     NoticeWarning,
                     stacklevel=2,
                 )

@@ -115,7 +115,7 @@ def _measuring(registry: Path) -> Stack:
         if "stats" in stack.registry.choices or stack.registry.chosen_or_all("stats")[0]:
             return stack
         if silent := stack.registry.catalog.silent_hooks("stats"):
-            raise RegistryError(f"{registry}: {silent} Else others measure in its place.")
+            raise RegistryError(f"{registry}: {silent} Otherwise others measure in its place.")
         folder = stack.registry.folder
     claims = Catalog([*available()], Path(), strict=False).of("stats")
     plugins = list(dict.fromkeys(claim.provider.plugin for claim in claims))

@@ -207,8 +207,8 @@ def _check_replaces_topology(save: Path) -> None:
         load_topology(save, "--save")
     except RegistryError as error:
         raise RegistryError(
-            f"{error} What is measured would replace the file, and it is no topology. Name another "
-            "file, or remove this one."
+            f"{error} The measured topology would replace this file, which is no topology. Name "
+            "another file, or remove this one."
         ) from None
 
 

@@ -145,9 +145,9 @@ def _summary(run: Path) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     except FileNotFoundError:
         raise RecdError(
-            f"{run}: all ranks ended with exit code 0, and none left a summary, so the run did not "
-            "come to its end. Something in them ends the process (sys.exit, os._exit): a plugin, "
-            "or what it calls. Let it raise an error instead."
+            f"{run}: all ranks ended with exit code 0, but none left a summary, so the run did not "
+            "come to its end. Some code ends the processes (sys.exit, os._exit): a plugin, or what "
+            "it calls. Let it raise an error instead."
         ) from None
     return summary
 
@@ -159,8 +159,8 @@ def _check_started(ranks: int | None) -> None:
     if ranks is not None and started.isdigit() and ranks != int(started):
         raise RegistryError(
             f"--ranks {ranks}: this is one of {so_many(int(started), 'rank')} that a launcher, as "
-            "torchrun, has started, and the option starts no others. Have the launcher start as "
-            "many (torchrun's --nnodes and --nproc-per-node), or take --ranks out."
+            "torchrun, has started, so --ranks cannot start others. Let the launcher start as many "
+            "(torchrun's --nnodes and --nproc-per-node), or take --ranks out."
         )
 
 

@@ -41,8 +41,8 @@ def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = Fa
             watched = Watched(runs, port)
         except OSError as error:
             raise DataError(
-                f"--port: no page can be served at {HOST}:{port} ({error.strerror}). Name "
-                "another, or 0 for one that is free."
+                f"--port: no page can be served at {HOST}:{port} ({error.strerror}). Name another "
+                "port, or 0 for a free one."
             ) from error
         address, waiting = watched.address, watched.waiting()
         if as_json:

@@ -63,9 +63,9 @@ def meanings(asked: str) -> list[Meaning]:
             return found
     close = nearest(asked, known).partition(" Known:")[0].partition("Known:")[0].strip()
     raise RegistryError(
-        f"{shown(asked)} is no word of the glossary, no command, option, record or metric"
-        f"{', and part of no message' if words > 1 else ''}{f'; {close}' if close else '.'} "
-        "docs/glossary.md has all words; of a message, give two words or more."
+        f"{shown(asked)} is no word of the glossary, no command, option, record or "
+        f"metric{', and part of no message' if words > 1 else ''}{f'; {close}' if close else '.'} "
+        "docs/glossary.md lists all words. To find a message, give at least two of its words."
     )
 
 

@@ -104,8 +104,8 @@ def _files_of_calls(function: Callable[..., Any]) -> set[str]:
 def _say_once(why: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         warnings.warn(
-            f"kernels: {why}, so each process compiles them anew, which takes it seconds. Let the "
-            "variable NUMBA_CACHE_DIR name a folder that this user alone may write to.",
+            f"kernels: {why}, so each process compiles them again, which takes seconds. Set the "
+            "variable NUMBA_CACHE_DIR to a folder to which only this user may write.",
             NoticeWarning,
             stacklevel=2,
         )

@@ -176,8 +176,9 @@ class HasOwnExchange:
         raise CapabilityError(
             "TorchRec's pipeline hooks the backward of a collection's exchange "
             "(OutputDistTensorFinder), but this collection has replicas, coalesced rows or unique "
-            "samples, whose gradients go other ways too. Train by TrainPipelineSparseDist; or hook "
-            "a dense module (InjectionTargetType.PARAM_GRAD); or leave the collection to TorchRec."
+            "samples, whose gradients take other ways too. Train with TrainPipelineSparseDist; or "
+            "hook a dense module (InjectionTargetType.PARAM_GRAD); or leave the collection to "
+            "TorchRec."
         )
 
 
@@ -377,7 +378,7 @@ def own_fused_params(parameter: nn.Parameter) -> dict[str, Any]:
             found["optimizer"] = optimizer_type_to_emb_opt_type(classes[0])
         except ValueError as error:
             raise CapabilityError(
-                f"apply_optimizer_in_backward: {classes[0].__name__} is no optimizer of "
+                f"apply_optimizer_in_backward: {classes[0].__name__} is not an optimizer of "
                 f"TorchRec's fused kernels ({error}). Use one of torchrec.optim."
             ) from error
     return found

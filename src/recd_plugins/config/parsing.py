@@ -250,7 +250,7 @@ def _mapping(args: tuple[Any, ...], value: Any, where: str) -> Any:
         for key, one in value.items()
     }
     if len(made) < len(value):
-        raise RegistryError("has a key twice, as a number and as a text of it.", where)
+        raise RegistryError("has a key twice, as a number and as the text of that number.", where)
     return made
 
 
@@ -335,23 +335,23 @@ def path_of(value: str | Path, where: str) -> Path:
     """The path that a user wrote, with `~` and `~user` replaced; `RegistryError` if it is not a
     path of this machine."""
     if not str(value).strip():
-        raise RegistryError("is an empty text, and no path. Write one, or take it out.", where)
+        raise RegistryError("is empty, but must be a path. Write one, or take it out.", where)
     if (variable := VARIABLE.search(str(value))) and not os.path.lexists(value):
         raise RegistryError(
-            f"{shown(str(value))} has {variable[0]} in it, in whose place nothing puts the value "
-            "of a variable here. Write the path; or give it on the command line, where a shell "
+            f"{shown(str(value))} contains {variable[0]}, but variables are not replaced by their "
+            "values here. Write the path; or give it on the command line, where a shell "
             f'does, in double quotes: "{where}={value}".',
             where,
         )
     if "\0" in str(value):
-        raise RegistryError(f"no path has a NUL in it, as {shown(str(value))} has.", where)
+        raise RegistryError(f"a path cannot contain a NUL, as in {shown(str(value))} has.", where)
     if isinstance(value, str) and is_uri(value):
         location = _uri_of(value, where)
         if isinstance(location, Path):  # file://
             return location
         raise RegistryError(
-            f"{location} is on a store, but what is named here is a path of this machine. Copy it "
-            "to disk, or write to disk and copy it from there.",
+            f"{location} is on a store, but this option needs a path of this machine. Copy it to "
+            "disk, or write to disk and copy it from there.",
             where,
         )
     try:

@@ -88,8 +88,8 @@ class PlainLoader(yaml.SafeLoader):
         if self._depth == DEEPEST and self.check_event(yaml.CollectionStartEvent):
             line = self.peek_event().start_mark.line + 1
             raise RegistryError(
-                f"{self._name}:{line}: values are nested more than {DEEPEST} deep; nothing here "
-                "asks for as much."
+                f"{self._name}:{line}: values are nested more than {DEEPEST} deep, which no option "
+                "needs."
             )
         self._depth += 1
         node = super().compose_node(parent, index)
@@ -135,7 +135,8 @@ def text_of(path: Location) -> str:
             held = file.read(LARGEST + 1)
         if len(held) > LARGEST:
             raise RegistryError(
-                f"{path}: holds more than {LARGEST >> 20} MiB, which no person wrote. Name another."
+                f"{path}: holds more than {LARGEST >> 20} MiB, which is too much for a file that a "
+                "person writes. Name another."
             )
         return held.decode()
     except FileNotFoundError:
@@ -193,8 +194,8 @@ def _bounded(places: Iterator[Place], name: str) -> Iterator[Place]:
     for number, place in enumerate(places):
         if number >= MOST:
             raise RegistryError(
-                f"{name}: holds more than {MOST:,} values, its aliases written out. Write out what "
-                "is meant."
+                f"{name}: holds more than {MOST:,} values once its aliases are replaced. Write the "
+                "values without aliases."
             )
         yield place
 
@@ -204,7 +205,8 @@ def _walk(
 ) -> Iterator[Place]:
     if node in above:
         raise RegistryError(
-            f"{name}:{node.start_mark.line + 1}: this value holds an alias of itself; write it out."
+            f"{name}:{node.start_mark.line + 1}: this value holds an alias of itself; write it "
+            "without the alias."
         )
     if refused := _refused(node):
         raise RegistryError(f"{name}:{node.start_mark.line + 1}: {refused}")

@@ -267,8 +267,8 @@ def key_column(table: Table, name: str) -> str:
     column: str | None = getattr(table.schema, name)
     if column is None:
         raise RegistryError(
-            f"the converter asks for {name}, but the table {table.path} has none: its schema's "
-            f"{name} is null. Name the column there, or choose another converter.",
+            f"the converter asks for {name}, but the table {table.path} has no such column: {name} "
+            "of its schema is null. Name the column there, or choose another converter.",
             "dedup",
         )
     return column
@@ -289,7 +289,7 @@ def _whole_numbers(column: pa.ChunkedArray, name: str) -> Tensor:
     if not pa.types.is_integer(column.type) or column.null_count:
         raise DataError(
             f"column {name!r} has {so_many(column.null_count, 'null')} and type {column.type}, but "
-            "a converter takes only whole numbers. Write the table again with these."
+            "a converter takes only whole numbers. Write the table again with whole numbers."
         )
     return torch.from_numpy(column.to_numpy().astype(np.int64))
 

@@ -44,7 +44,7 @@ class Columns(ABC):
     def _asked(self, name: str) -> Tensor:
         if name not in self._beside:
             raise PluginError(
-                f"dedup: the columns have no {name}, because nobody asked for it. Give the "
+                f"dedup: the columns have no {name}, because no converter asked for it. Give the "
                 f"converter an attribute `asks = ({name!r},)`."
             )
         return self._beside[name]

@@ -60,13 +60,13 @@ class Conversion:
         if not isinstance(features, KeyedJaggedTensor):
             raise DataError(
                 f"convert: takes a KeyedJaggedTensor, but was given a {type(features).__name__}. "
-                "Of a batch that holds one, hand over that, or use stack.converting(collate) or "
+                "If your batch holds one, pass that, or use stack.converting(collate) or "
                 "stack.converted(loader)."
             )
         if features.variable_stride_per_key():
             raise DataError(
                 "convert: the keys of this KeyedJaggedTensor differ in batch size (variable "
-                "stride, VBE), so that no sample has a row under every key. Convert the features "
+                "stride, VBE), so some samples lack a row under some key. Convert the features "
                 "before they get different batch sizes, or take `dedup` and `preprocess` out of "
                 "registry.yaml."
             )
@@ -104,10 +104,9 @@ def _check_each_once(keys: Sequence[str]) -> None:
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
         raise DataError(
-            f"convert: this KeyedJaggedTensor has the key {twice!r} {keys.count(twice)} "
-            "times, and all but one of these columns would be lost. Give each column a "
-            "key of its own where the batch is made, or take `dedup` and `preprocess` out of "
-            "registry.yaml."
+            f"convert: this KeyedJaggedTensor has the key {twice!r} {keys.count(twice)} times, and "
+            "only one of these columns would be kept. Give each column a key of its own where the "
+            "batch is made, or take `dedup` and `preprocess` out of registry.yaml."
         )
 
 
@@ -117,9 +116,9 @@ def check_own(transforms: Sequence[ChosenTransform]) -> None:
     for one in transforms:
         if one.dense:
             raise CapabilityError(
-                f"{one.who} takes dense columns, but of a batch of your own `stack.convert` is "
-                "given the KeyedJaggedTensor alone. Apply it to your dense floats yourself, or "
-                "read the table by `stack.loader`."
+                f"{one.who} takes dense columns, but `stack.convert` gets only the "
+                "KeyedJaggedTensor of a batch of your own. Apply it to your dense floats yourself, "
+                "or read the table by `stack.loader`."
             )
 
 

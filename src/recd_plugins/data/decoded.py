@@ -167,8 +167,8 @@ def _jagged(
     )
     if not np.array_equal(np.concatenate([[], *one]), np.concatenate([[], *other])):
         raise DataError(
-            f"{where}: column {weights_name!r} has not as many weights in each row as {name!r} "
-            "has ids. Write the table again."
+            f"{where}: column {weights_name!r} does not have as many weights in each row as "
+            f"{name!r} has ids. Write the table again."
         )
     numbers = torch.from_numpy(
         np.concatenate([np.empty(0, np.float32), *(part.values.numpy() for part in weights)])
@@ -176,7 +176,7 @@ def _jagged(
     if not finite(numbers.numpy()):
         raise DataError(
             f"{where}: column {weights_name!r} holds a weight that is not finite. Write the table "
-            "again with others."
+            "again with finite weights."
         )
     cut = numbers.split([len(part.values) for part in parts])
     return [WeightedJagged(*part, some) for part, some in zip(parts, cut, strict=True)]

@@ -24,8 +24,8 @@ def delta_names(
     mode = mode.lower()
     if mode not in ("none", "name", "id"):
         raise DataError(
-            f"{table}: identifies columns in a way that is not known here ({MAPPING_MODE} is "
-            f"{mode}). {cure}."
+            f"{table}: identifies columns in a way that this version does not know ({MAPPING_MODE} "
+            f"is {mode}). {cure}."
         )
     try:
         columns = tuple(_column(one, mode) for one in schema["fields"])

@@ -93,8 +93,8 @@ class FileFacts:
             other = spelled.get(name.casefold(), name)
             if other not in (self.columns or ()):
                 raise DataError(
-                    f"{file}: has column {other!r}, which its table calls {name!r}. They are two "
-                    "names here: write the file anew with the table's."
+                    f"{file}: has column {other!r}, which its table calls {name!r}. Here these are "
+                    "two different names: write the file again with the table's name."
                 )
 
     def beside(self, own: Collection[str]) -> FileFacts:
@@ -169,7 +169,7 @@ def found_files(paths: Location | Sequence[Location]) -> dict[Location, FileFact
     folders name by `key=value` (Hive's partitions)."""
     each = [paths] if isinstance(paths, Path | Uri) else list(paths)
     if not each:
-        raise DataError("a table of no paths. Name a folder, a file or a glob.")
+        raise DataError("a table needs at least one path. Name a folder, a file or a glob.")
     found: dict[Location, FileFacts] = {}
     by_no_log: list[Location] = []
     for path in each:
@@ -295,7 +295,8 @@ def _files(path: Location) -> dict[Location, FileFacts]:
         below = _partitioned(path, shown)
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}). Check its rights, or name another path."
+            f"{path}: cannot be read ({error.strerror}). Check its permissions, or name another "
+            "path."
         ) from error
     return _in_partitions(path, below)
 
@@ -396,8 +397,8 @@ def _in_partitions(path: Location, below: dict[Location, FileFacts]) -> dict[Loc
     if below:
         first = next(iter(below))
         raise DataError(
-            f"{path}: holds no .parquet file itself, but {first} lies below. To read all that do, "
-            f"name the table {path}/**/*.parquet."
+            f"{path}: holds no .parquet file itself, but {first} is in a folder below. To read all "
+            f"such files, name the table {path}/**/*.parquet."
         )
     raise DataError(
         f"{path}: holds no .parquet file, so it is not a table. CSV, TSV and JSONL become one by "
@@ -475,8 +476,9 @@ def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, File
         for file, facts in files.items():
             if key not in facts.folders:
                 raise DataError(
-                    f"{file}: lies in no folder {key}=..., as others of its table do. Partitions "
-                    "have the same keys throughout: move it, or name it as a table of its own."
+                    f"{file}: is in no folder {key}=..., although others of its table are. All "
+                    "files of a table must have the same partition keys: move it, or name it as a "
+                    "table of its own."
                 )
         texts = [facts.folders[key] for facts in files.values()]
         columns[key] = _typed(pa.array([None if one == HIVE_NULL else one for one in texts]))

@@ -71,8 +71,8 @@ def _footer(
             stat = file.stat()
         except OSError as error:
             raise DataError(
-                f"{file}: cannot be read ({error.strerror}). Check its name and its rights, or "
-                "take it out of the table."
+                f"{file}: cannot be read ({error.strerror}). Check its name and its permissions, "
+                "or take it out of the table."
             ) from error
         facts = replace(facts, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
     footer = None

@@ -93,9 +93,9 @@ def closed_period(
                 found, since = now, time.monotonic()
             elif time.monotonic() - since > dataset.patience:
                 raise DataError(
-                    f"period {number} is waited for, and nothing has come for "
-                    f"{dataset.patience:g} s (dataset.patience): {error}. See whether the writers "
-                    "run, or say where the data end."
+                    f"period {number} is waited for, but nothing has come for {dataset.patience:g} "
+                    f"s (dataset.patience): {error}. Check whether the writers run, or set where "
+                    "the data end."
                 ) from None
         if together(closed):
             return period

@@ -97,9 +97,8 @@ class IcebergColumns:
         for path in sorted(there & self._paths & _several(self._schemas)):
             raise DataError(
                 f"{file}: has no numbers of columns (field_id), and {path!r} has been the name of "
-                "more than one column of its table: nothing says which one it is. Say it by the "
-                "table's property schema.name-mapping.default. Or "
-                f"{REWRITE[0].lower()}{REWRITE[1:]}."
+                "more than one column of its table: nothing says which one it is. Set the table's "
+                f"property schema.name-mapping.default. Or {REWRITE[0].lower()}{REWRITE[1:]}."
             )
 
     def _check_defaults(self, there: set[str], file: Location) -> None:

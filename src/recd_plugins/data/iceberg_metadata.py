@@ -56,8 +56,8 @@ def current_metadata(table: Location) -> Location:
     files = {name: file for name, file in there.items() if NAME.fullmatch(name)}
     if not files:
         raise DataError(
-            f"{table}: holds no metadata/*.metadata.json, so it is no table of Iceberg. Name its "
-            "folder, or the metadata file that its catalog has."
+            f"{table}: holds no metadata/*.metadata.json, so it is not a table of Iceberg. Name "
+            "the table's folder, or the metadata file that its catalog names."
         )
     hinted = _hinted(there[HINT], files, table) if HINT in there else None
     newest, oldest = _ends(files)
@@ -82,8 +82,8 @@ def current_metadata(table: Location) -> Location:
     file = files[heads[0]]
     if not file.name.endswith(SUFFIX):
         raise DataError(
-            f"{file}: is compressed under a name that pyiceberg does not take for that of a "
-            f"metadata file. Unpack it (gunzip -k {file.name}), and name what you get."
+            f"{file}: is compressed, and pyiceberg does not recognise its name as that of a "
+            f"metadata file. Unpack it (gunzip -k {file.name}), and name the result."
         )
     return file
 

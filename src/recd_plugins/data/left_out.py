@@ -140,8 +140,8 @@ def _dictionary(lists: pa.ListArray, where: str) -> pa.DictionaryArray:
     if which[0] < 0:
         raise DataError(
             f"{where}: its first list is left out, but no row comes before it. The file was "
-            "damaged, or changed by a program that does not know lists can be left out: write it "
-            "again."
+            "damaged, or a program changed it that does not know about lists that are left out: "
+            "write it again."
         )
     held = pa.ListArray.from_arrays(bounds, lists.values, type=lists.type)
     return pa.DictionaryArray.from_arrays(which, held, safe=False)

@@ -315,10 +315,10 @@ class LocalLoader:
             how = f"by {Signals(-code).name}" if code < 0 else f"with exit code {code}"
             ran = listed(self._batches.parts, len(self._batches.parts))
             raise PluginError(
-                f"reader.workers: a worker was ended {how} while it made batches ({ran}). See "
-                "whether a plugin among these ends its process, as `sys.exit` does, or the "
-                "system had no memory left; with `reader.workers: 0` the rank does the same "
-                "itself, and `python -X faulthandler` shows where."
+                f"reader.workers: a worker was ended {how} while it made batches ({ran}). Check "
+                "whether one of these plugins ends its process, as `sys.exit` does, or the system "
+                "had no memory left; with `reader.workers: 0` the rank does the same itself, and "
+                "`python -X faulthandler` shows where."
             ) from error
 
     def spread(
@@ -361,8 +361,8 @@ class LocalLoader:
         if not isinstance(state, Mapping) or set(state) - {"left_out"} != parts:
             found = listed(sorted(state)) if isinstance(state, Mapping) else type(state).__name__
             raise DataError(
-                f"the reader's state is not one of the local reader: it has {found}, like the "
-                "state of another reader or of hot batches (cache.hot_batches). Resume with the "
+                f"the reader's state is not one of the local reader: it has {found}, as that of "
+                "another reader or of hot batches (cache.hot_batches) has. Resume with the "
                 "registry that made it (job.json of the checkpoint holds it), or start afresh."
             )
         theirs, ours = state["made_for"], self._made_for

@@ -192,8 +192,8 @@ def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) ->
     """Raises `DataError` for a table from which training would get no batch."""
     if not table.num_rows:
         raise DataError(
-            f"{table.path}: holds no rows, so nothing can be trained on it. Name another, or see "
-            "which etl step or filter removes them all."
+            f"{table.path}: holds no rows, so nothing can be trained on it. Name another table, or "
+            "find out which etl step or filter removes all rows."
         )
     if not order.num_batches:
         raise DataError(

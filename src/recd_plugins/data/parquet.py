@@ -297,7 +297,7 @@ def _taken(schema: S, config: ParquetConfig) -> S:
     kept = [name for name in matching(wanted, names) if name not in gone]
     if not kept:
         raise RegistryError(
-            f"leave nothing of the {len(names)} features and dense columns.",
+            f"leave none of the {len(names)} features and dense columns.",
             "dataset.features and dataset.without",
         )
     return schema.having(kept)

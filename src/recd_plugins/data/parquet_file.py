@@ -133,8 +133,8 @@ def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int =
         footer = footer_in(source, file, None if facts is None else facts.names)
         if facts is not None and facts.digest not in ("", footer.digest):
             raise DataError(
-                f"{file}: is not what it was when the table was opened. Do not write to a table "
-                "while it is read; start anew with the table as it is."
+                f"{file}: has changed since the table was opened. Do not write to a table while it "
+                "is read; start again with the table as it is."
             )
         if isinstance(file, Path) and buffer_size:
             source.close()

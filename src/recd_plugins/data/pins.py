@@ -61,8 +61,8 @@ def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingPro
         return  # a run from before pins existed
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{run / PINS}: says which files the run reads, but cannot be read ({error}). Start a "
-            "new run, or take the file away to go on unchecked."
+            f"{run / PINS}: lists the files that the run reads, but cannot be read ({error}). "
+            "Start a new run, or remove the file to go on unchecked."
         ) from error
     for split in SPLITS:
         _check(tables[split], before[split])

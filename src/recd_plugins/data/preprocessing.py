@@ -60,7 +60,7 @@ class ChosenTransform:
             )
         if own is not None and self.features != ("*",):
             raise RegistryError(
-                f"{self.who} names the features that it takes by options of its own "
+                f"{self.who} names the features that it takes with its own options "
                 f"({', '.join(own)}). Take `features` out.",
             )
         wanted = self.features if own is None else own
@@ -229,8 +229,8 @@ class Step:
         for name in names:
             if name in taken:
                 raise RegistryError(
-                    f"{self.who} makes a feature {name!r} beside the one that is there. "
-                    "Give it another name, or let the transform take that one too."
+                    f"{self.who} makes a feature {name!r} beside the one that is there. Give it "
+                    "another name, or let the transform also take the feature that is there."
                 )
 
     def groups(self, groups: Groups) -> Groups:

@@ -76,7 +76,7 @@ def popularity(log: Path, *, days: float = 7, now: float | None = None) -> Count
             *(OverflowError, RecursionError),
         ) as error:
             raise DataError(
-                f"{log}:{number}: is no line of a read log, or was altered. Remove the line."
+                f"{log}:{number}: is not a line of a read log, or was changed. Remove the line."
             ) from error
     if last:
         warnings.warn(

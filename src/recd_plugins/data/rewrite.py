@@ -192,8 +192,8 @@ def _note_keys(
         write_whole(_plan_file(part), text)
     except OSError as error:
         raise DataError(
-            f"{part}: cannot be written ({error.strerror}). Name another TARGET, or see to its "
-            "rights and to the space on its disk."
+            f"{part}: cannot be written ({error.strerror}). Name another TARGET, or check its "
+            "permissions and the free space on its disk."
         ) from error
 
 
@@ -212,9 +212,9 @@ def _check(
     _check_maps(arrow, config)
     if config.leave_out_repeats and METADATA_KEY not in (arrow.metadata or {}):
         raise DataError(
-            f"{next(iter(files))}: is no table of `recd`, so other programs may read it, and would "
-            "take lists that are left out for nulls. Import it first (`recd data import`), or "
-            "rewrite it with all of its lists."
+            f"{next(iter(files))}: is not a table of `recd`, so other programs may read it, and "
+            "would see nulls in place of lists that are left out. Import it first (`recd data "
+            "import`), or rewrite it with all of its lists."
         )
 
 

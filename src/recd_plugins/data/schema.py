@@ -80,8 +80,8 @@ class Label(Config):
         super().__post_init__()
         if (self.grades is None) == (self.kind == "graded"):
             raise RegistryError(
-                f"label {self.name!r} is {self.kind}, and grades is {self.grades}. A graded "
-                "label, and only such a label, says how many grades it has, as `grades: 5`.",
+                f"label {self.name!r} is {self.kind}, and grades is {self.grades}. A graded label "
+                "must have a number of grades, such as `grades: 5`; other labels must not.",
                 "grades",
             )
 

@@ -68,8 +68,8 @@ class SideTableConfig(Config):
             for one in getattr(self, part):
                 if one.nulls in ("error", "drop"):
                     raise RegistryError(
-                        f"{one.name!r} has `nulls: {one.nulls}`, but rows whose key a side table "
-                        "lacks get nulls. Say what stands for them, as `nulls: {value: 0}`"
+                        f"{one.name!r} has `nulls: {one.nulls}`, but rows whose key is not in the "
+                        "side table get nulls. Give a value for them, as `nulls: {value: 0}`"
                         f"{', or `nulls: empty`' if part == 'sparse' else ''}.",
                         part,
                     )
@@ -210,11 +210,11 @@ class SideTable:
             taken = sum(one.num_bytes for one in self._parts if one.may_have(low, high))
             if taken > self._limit:
                 raise DataError(
-                    f"{Stripe(file, group, 0)}: its keys {self.key!r} lie all over {self.path}: "
-                    f"{taken / MIB:,.0f} MiB of it would be held, and memory_mib of dataset.join "
-                    f"is {self._limit // MIB:,}. Allow more, or write both tables sorted by "
-                    f"{self.key!r}, with statistics (`ORDER BY {self.key}` in SQL, `sort_by` of a "
-                    "pyarrow.Table)."
+                    f"{Stripe(file, group, 0)}: the rows of its keys {self.key!r} are spread all "
+                    f"over {self.path}: {taken / MIB:,.0f} MiB of it would be held, and memory_mib "
+                    f"of dataset.join is {self._limit // MIB:,}. Allow more, or write both tables "
+                    f"sorted by {self.key!r}, with statistics (`ORDER BY {self.key}` in SQL, "
+                    "`sort_by` of a pyarrow.Table)."
                 )
 
     def _check_type(self, arrow: pa.Schema, file: Location) -> None:
@@ -384,7 +384,7 @@ def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
         return pa.large_string()
     raise DataError(
         f"{where}: column {key!r}, the key of dataset.join, is {kind}, but keys are whole numbers "
-        "or texts. Write it as such."
+        "or texts. Write it as one of these."
     )
 
 

@@ -119,8 +119,8 @@ def check_latest(table: Location, files: Sequence[Location]) -> None:
     if gone:
         raise DataError(
             f"{listed(gone, 4)}: {KEEPERS[kind]} keeps {table}, whose latest snapshot has no such "
-            "file: its rows were deleted, rewritten or never committed. Name that folder, to read "
-            "the files of the snapshot, or name only those files."
+            "file: its rows were deleted, rewritten or never committed. Name that folder to read "
+            "the files of the snapshot, or name only files of the snapshot."
         )
 
 

@@ -159,8 +159,9 @@ class Table:
         if isinstance(schema, ForeignSchema) and schema.drops:
             raise DataError(
                 f"{first}: its schema drops rows with nulls in {', '.join(schema.drops)}, and how "
-                "many are left is known only once all are read. `recd data prepare` and `recd "
-                "train` write the table without them first; or choose another value for `nulls`."
+                "many rows are left is known only after all are read. `recd data prepare` and "
+                "`recd train` write the table without them first; or choose another value for "
+                "`nulls`."
             )
         stripes: list[Stripe] = []
         columns = AbsentColumns(absent)
@@ -279,8 +280,8 @@ class Table:
             asked += [share] * (selection.sessions_share < 1)
             raise DataError(
                 f"{self.path}: none of its {so_many(self.num_rows, 'row')} is left by "
-                f"{' and '.join(asked)}. Ask for others (dataset.where_test is for the test split "
-                "only), or name another table."
+                f"{' and '.join(asked)}. Change these options (dataset.where_test is for the test "
+                "split only), or name another table."
             )
         return dataclasses.replace(self, stripes=stripes, selection=selection)
 
@@ -380,7 +381,7 @@ def _check_is_foreign(schema: ForeignSchema, file: Location, footer: Footer) -> 
     if own.timestamp is not None and own.timestamp == schema.timestamp and unit != "ms":
         raise DataError(
             f"{file}: its times are in ms, as in every table that `recd` writes, but the schema "
-            f"takes them for {unit}. {takes}."
+            f"expects {unit}. {takes}."
         )
     again = [
         one.name for one in schema.sparse if one.ids != "as_is" and one.name in own.sparse_names

@@ -148,8 +148,8 @@ class BatchTransform:
         if self.asks and unjoined is None:
             raise PluginError(
                 f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which did "
-                "not come with these features. `reader: local` hands it over; a trainer's own "
-                "batches have only a KJT, so a converter must do without it there."
+                "not come with these features. `reader: local` passes it on; a trainer's own "
+                "batches have only a KJT, so there a converter must work without it."
             )
         taken = JoinedColumns(features) if unjoined is None else unjoined
         for key in self.takes:
@@ -172,7 +172,7 @@ class BatchTransform:
         if made is None:
             raise PluginError(
                 f"{whose} returned None, though it takes {listed(self.takes, kind='feature')}. "
-                "Return what the batch should have in their place, or have no `groups`."
+                "Return what the batch should have in place of these, or have no `groups`."
             )
         shared = made.kjt if isinstance(made, DeduplicatedFeatures) else made
         if isinstance(shared, KeyedJaggedTensor) and {*shared.keys()} != self.takes:

@@ -88,8 +88,9 @@ def batch_to_record(batch: Batch) -> pa.RecordBatch:
             packed.add("dedup.bytes", torch.frombuffer(whole, dtype=torch.uint8))
         case other:
             raise PluginError(
-                f"dedup: made a {type(other).__name__}, which has no form between processes. Make "
-                "an InverseKeyedJaggedTensor or a KeyedJaggedTensor, or choose `reader: local`."
+                f"dedup: made a {type(other).__name__}, which cannot be sent between processes. "
+                "Make an InverseKeyedJaggedTensor or a KeyedJaggedTensor, or choose `reader: "
+                "local`."
             )
     return packed.record(kind, groups, batch.hot_under)
 
@@ -253,8 +254,8 @@ class _Packed:
     def add(self, name: str, tensor: Tensor, shape: Sequence[int] | None = None) -> None:
         if not tensor.is_cpu:  # its address would be read as one in this process's memory
             raise PluginError(
-                f"{name}: is on {tensor.device}, but a batch goes between processes from the CPU's "
-                "memory. Hand over CPU tensors, `batch.to(torch.device('cpu'))`, or choose "
+                f"{name}: is on {tensor.device}, but batches are sent between processes from the "
+                "CPU's memory. Pass CPU tensors, `batch.to(torch.device('cpu'))`, or choose "
                 "`reader: local`."
             )
         self._names.append(name)
@@ -288,7 +289,7 @@ class _Packed:
 
 @kernel
 def _add_up(lengths: Numbers, total: int) -> bool:
-    """Whether these are lengths of rows that have so many ids together."""
+    """Whether these are lengths of rows with this number of ids in all."""
     left = total
     for length in lengths:
         if not 0 <= length <= left:

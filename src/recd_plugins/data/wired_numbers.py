@@ -57,7 +57,7 @@ class Narrowed:
         kinds = [tensor.dtype for tensor in self._held]
         if other := {*kinds} - TYPES.keys():
             raise PluginError(
-                f"a tensor of {', '.join(map(str, other))} has no form between processes. Make "
+                f"a tensor of {', '.join(map(str, other))} cannot be sent between processes. Make "
                 "another, or choose `reader: local`."
             )
         self.types = [TYPES[kind] for kind in kinds]
@@ -95,7 +95,8 @@ def widen(body: Numbers, jobs: Sequence[tuple[int, int, int, bool, bool, int, in
 
 @kernel
 def _lay_out(places: I64, begins: I64) -> None:
-    """Where the numbers of each tensor begin, and how they go; in the last row, where they end."""
+    """Where the numbers of each tensor begin, and in which form they travel. The last row has where
+    they end."""
     begins[0, 0] = 0
     for t in range(len(places)):
         count, size, kind = places[t, 1], places[t, 2], places[t, 3]
@@ -137,7 +138,8 @@ def _bits(numbers: Numbers) -> int:
 
 @kernel
 def _write(sides: I64, places: I64, begins: I64, body: Numbers) -> None:
-    """Sides and numbers, and zeros between them: the same tensors make the same bytes."""
+    """Write sizes and numbers, with zeros between them, so that the same tensors make the same
+    bytes."""
     first = len(body) - begins[-1, 0]
     body[: 8 * len(sides)].view(np.int64)[:] = sides
     body[8 * len(sides) : first] = 0
@@ -158,7 +160,7 @@ def _write(sides: I64, places: I64, begins: I64, body: Numbers) -> None:
 
 @kernel
 def _narrow(numbers: Numbers, size: int, out: Numbers) -> None:
-    """The lowest bytes of each, which have all of it."""
+    """Write the lowest bytes of each number, which hold the whole number."""
     if size == 1:
         for i in range(len(numbers)):
             out[i] = np.uint8(numbers[i])

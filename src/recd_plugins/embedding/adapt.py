@@ -150,7 +150,7 @@ def _left_as_they_are(modules: Mapping[str, nn.Module], groups: Groups) -> froze
             raise CapabilityError(
                 f"dedup: module {path!r} is a {type(module).__name__}, which cannot look up unique "
                 f"samples{which}: TorchRec's EmbeddingCollection and EmbeddingBagCollection can. "
-                "Use one of these, name dedup.groups without its features, or take `dedup` out of "
+                "Use one of these, leave its features out of dedup.groups, or take `dedup` out of "
                 "registry.yaml."
             )
         left |= {f"{path}.{name}".strip(".") for name, _ in module.named_modules()}
@@ -205,8 +205,8 @@ def _named(modules: Mapping[str, nn.Module], patterns: Sequence[str]) -> frozens
         if fits and not outermost and pattern != "*":
             kinds = listed(sorted({type(modules[path]).__name__ for path in fits}))
             raise RegistryError(
-                f"adapt: poolings: {shown(pattern)} names no pooling: it fits {kinds}, whose "
-                "forward takes no values and lengths. Name the modules whose forward takes "
+                f"adapt: poolings: {shown(pattern)} names no pooling: it matches {kinds}, whose "
+                "forward does not take values and lengths. Name the modules whose forward takes "
                 "(values, lengths) or (values, lengths, query)."
             )
         found |= outermost

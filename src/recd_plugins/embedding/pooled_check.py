@@ -62,7 +62,7 @@ class PooledCheck:
         if len(given) + len(named) > 2:
             kind = type(pooling).__name__.removeprefix("Dedup")
             raise PluginError(
-                f"{self.who}: the model hands a query to {kind}, whose forward takes none. Write "
+                f"{self.who}: the model passes a query to {kind}, whose forward takes none. Write "
                 "`forward(self, values, lengths, query=None)`; with `needs_query = False` it is "
                 "ignored."
             )

@@ -28,7 +28,8 @@ def weighed(jagged: JaggedTensor, features: KeyedJaggedTensor | SparseFeatures, 
 def _column(weights: Tensor | None, values: Tensor, key: str) -> Tensor:
     if weights is None:
         raise DataError(
-            f"feature {key!r} is scored, but its ids come without weights. Let the reader hand "
-            "over a KeyedJaggedTensor with weights, or take `scored` out of its schema's entry."
+            f"feature {key!r} is scored, but its ids come without weights. Let the reader give a "
+            "KeyedJaggedTensor with weights, or take `scored` out of the feature's entry in the "
+            "schema."
         )
     return weights.to(values.dtype).unsqueeze(1)

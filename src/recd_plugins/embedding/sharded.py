@@ -217,9 +217,9 @@ class DedupSharder(WrappedSharder):
     ) -> ShardedDedupEmbeddingCollection | ShardedDedupEmbeddingBagCollection:
         if module.route == "vbe" and (device is None or device.type == "cpu"):
             raise CapabilityError(
-                "adapt: the route 'vbe' needs a GPU. On the CPU, fbgemm looks bags up with as many "
-                "samples for each feature alone, and TorchRec drops the gradient of sequences. "
-                "Take the route 'padded'."
+                "adapt: the route 'vbe' needs a GPU. On the CPU, fbgemm looks up bags only with "
+                "the same number of samples for each feature, and TorchRec drops the gradient of "
+                "sequences. Take the route 'padded'."
             )
         _check_clipping(module, params, self.fused_params or {})
 
@@ -252,8 +252,8 @@ def _check_clipping(
         if unique and not dense and own.get("gradient_clipping"):
             raise CapabilityError(
                 f"dedup: table {config.name!r} clips the gradient of each sample "
-                "(gradient_clipping), but unique samples have the sum of their samples' gradients, "
-                "which would be clipped in the place of these. Name dedup.groups without "
+                "(gradient_clipping), but a unique sample has the sum of its samples' gradients, "
+                "and that sum would be clipped instead. Name dedup.groups without "
                 f"{listed(unique)}, or take gradient_clipping out of the table's optimizer."
             )
 

@@ -187,8 +187,8 @@ class ShardedParts(
         """Refuse what TorchRec's sharder of bags asks for where tables are to move."""
         raise CapabilityError(
             "DistributedModelParallel.reshard moves tables of TorchRec's own collections, but this "
-            "one looks up unique samples or coalesced rows. Shard the model anew, by another plan, "
-            "and load its state dicts by torch.distributed.checkpoint."
+            "one looks up unique samples or coalesced rows. Shard the model again with another "
+            "plan, and load its state dicts by torch.distributed.checkpoint."
         )
 
     def train(self, mode: bool = True) -> Self:

@@ -227,8 +227,8 @@ class Unexpanded(Tensor):
         for name in written_arguments(func):
             if any(isinstance(leaf, Unexpanded) for leaf in pytree.tree_leaves(given.get(name))):
                 raise RuntimeError(
-                    f"{func} would change an unexpanded tensor in place, out of torch's sight: "
-                    "hand over its .expanded()."
+                    f"{func} would change an unexpanded tensor in place, which torch would not "
+                    "see: pass its .expanded()."
                 )
         args, kwargs = pytree.tree_map(_data, (tuple(args), dict(kwargs)))
         return func(*args, **kwargs)
@@ -266,9 +266,9 @@ def _check_not_taken(asked: Any) -> None:
             raise CapabilityError(
                 "dedup: the gradient of embeddings is asked for (register_hook, retain_grad or "
                 "torch.autograd.grad) after their unique samples were pooled or put side by side, "
-                "so that it does not come to all samples. Call `.retain_grad()` or "
-                "`.register_hook(...)` on them before that: all samples are pooled then. Or leave "
-                "poolings as they are by stack.adapt(model, pool_unique=False)."
+                "so it is not the gradient of all samples. Call `.retain_grad()` or "
+                "`.register_hook(...)` on them before that: then all samples are pooled. Or keep "
+                "the poolings as they are with stack.adapt(model, pool_unique=False)."
             )
 
 

@@ -103,8 +103,8 @@ def _import_path(name: str, base: Path) -> ModuleType:
     module_name = path.name if path.is_dir() else path.name.removesuffix(".py")
     if "." in module_name:
         raise PluginError(
-            f"plugin {shown(name)}: Python imports no module of that name. Rename it: a file ends "
-            "in .py, and what is before that, or a folder's name, has no dot."
+            f"plugin {shown(name)}: Python cannot import a module of that name. Rename it: a "
+            "file's name ends in .py and has no other dot, and a folder's name has no dot."
         )
     # Through sys.path, and last on it: worker processes must find the module by its name.
     if str(path.parent) not in sys.path:
@@ -148,9 +148,9 @@ def _cure_of_import(error: BaseException) -> str:
 
 def _unknown(name: str, installed: dict[str, list[EntryPoint]]) -> PluginError:
     return PluginError(
-        f"plugin {shown(name)} is no installed entry point, module or path; "
-        f"{nearest(name, installed)} Install its distribution, or write the path of a local "
-        "plugin folder with a slash: ./my_plugin."
+        f"plugin {shown(name)} is not an installed entry point, module or path; "
+        f"{nearest(name, installed)} Install its distribution, or write the path of a local plugin "
+        "folder with a slash: ./my_plugin."
     )
 
 

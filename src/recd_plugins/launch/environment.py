@@ -115,8 +115,8 @@ def check_rank() -> None:
             )
     if not os.environ.get("MASTER_ADDR"):
         raise CapabilityError(
-            "RANK is set, so this is one rank of a job, but MASTER_ADDR is not set: nobody knows "
-            "where the ranks meet. Start them with torchrun; or unset RANK."
+            "RANK is set, so this is one rank of a job, but MASTER_ADDR is not set, so it is "
+            "unknown where the ranks meet. Start them with torchrun; or unset RANK."
         )
 
 
@@ -133,7 +133,7 @@ def loopback_store(world_size: int) -> Any:
     except OSError as error:
         listener.close()
         raise CapabilityError(
-            f"ranks of this machine cannot meet at {HOST} ({error.strerror}). See that the "
+            f"ranks of this machine cannot meet at {HOST} ({error.strerror}). Check that the "
             f"loopback interface is up: `ip link set {LOOPBACK} up`."
         ) from None
     return TCPStore(

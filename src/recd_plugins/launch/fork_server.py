@@ -112,8 +112,8 @@ def _parent_of_sockets() -> str:
             return parent
     raise CapabilityError(
         f"the temporary folder {usual} is too long for sockets of worker processes, whose paths "
-        f"have {LONGEST} bytes at most, and none of {listed(SHORT)} can be written to. Let TMPDIR "
-        f"name a folder of at most {LONGEST - len(SOCKET)} bytes."
+        f"have {LONGEST} bytes at most, and none of {listed(SHORT)} can be written to. Set TMPDIR "
+        f"to a folder whose path has at most {LONGEST - len(SOCKET)} bytes."
     )
 
 

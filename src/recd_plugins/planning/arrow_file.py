@@ -49,7 +49,7 @@ def read_arrow(path: str | Path, key: bytes, schema: pa.Schema, what: str) -> pa
             table = pa.ipc.open_file(file).read_all()
         table.validate(full=True)
     except PermissionError:
-        raise DataError(f"{path}: may not be read by you. {what}") from None
+        raise DataError(f"{path}: you may not read it. {what}") from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is no Arrow file, or damaged. {what}") from error
     if key not in (table.schema.metadata or {}):

@@ -87,9 +87,9 @@ def check_codecs_agree(
     if _precisions(model, sharders) - says:
         has = codecs_in_words(model, sharders) or "rows, sums and gradients travel as float32"
         raise RegistryError(
-            "registry.yaml has codecs that the trainer's sharders have not: by these, "
-            f"{has}. Say it once: take `forward` and `backward` out, or hand each of the sharders "
-            "the same `qcomm_codecs_registry`.",
+            "the codecs of registry.yaml differ from those of the trainer's sharders: with these, "
+            f"{has}. Set them in one place: take `forward` and `backward` out, or give each of the "
+            "sharders the same `qcomm_codecs_registry`.",
             "train.codecs",
         )
 

@@ -204,10 +204,10 @@ def _tables(
             tables = listed(sharder.shardable_parameters(module), kind="table")
             raise CapabilityError(
                 f"{type(module).__name__} with {tables}: its sharder, {type(sharder).__name__}, "
-                f"offers no sharding type on {device}, so that no planner places it there, "
-                "TorchRec's own included. Plan for another device (topology.device: cuda), give "
-                f"the planner a sharder whose `sharding_types` have one for {device}, or train "
-                "the model without it."
+                f"offers no sharding type on {device}, so no planner can place it there, not even "
+                "TorchRec's own. Plan for another device (topology.device: cuda), give the planner "
+                f"a sharder whose `sharding_types` have one for {device}, or train the model "
+                "without it."
             )
         for name in sharder.shardable_parameters(module):
             yield _Table(
@@ -307,8 +307,8 @@ def check_known(given: Mapping[str, ParameterConstraints]) -> None:
         if beyond := sorted(chosen - known):
             raise CapabilityError(
                 f"stack.plan: the constraints of table {table!r}, {type(one).__name__}, say "
-                f"{', '.join(beyond)}, which TorchRec's planner does not know and its plan would "
-                "leave out. Have the planner that they are made for plan this model, without "
+                f"{', '.join(beyond)}, which TorchRec's planner does not know, so its plan would "
+                "leave them out. Let the planner for which they are made plan this model, without "
                 "stack.plan; or make the table one of TorchRec's."
             )
 
@@ -338,9 +338,9 @@ def check_offered(
                 offers = ", ".join(f"{kind} ({', '.join(k)})" for kind, k in offered.items())
                 raise RegistryError(
                     f"stack.plan(constraints={{{name!r}: ...}}): no sharding type and kernel is "
-                    f"left to the table: they ask for {asked}, and on {device} its sharder, "
-                    f"{type(sharder).__name__}, offers {offers}. Allow one of these, or give "
-                    "stack.plan a sharder that offers what is asked for, `sharders=[...]`."
+                    f"left for the table: the constraints ask for {asked}, and on {device} its "
+                    f"sharder, {type(sharder).__name__}, offers {offers}. Allow one of these, or "
+                    "give stack.plan a sharder that offers what is asked for, `sharders=[...]`."
                 )
 
 

@@ -58,7 +58,7 @@ def mapped_row_ns(folder: Path) -> float:
         mapping.madvise(mmap.MADV_RANDOM)
         if _resident(mapping) > RESIDENT * PAGES:
             raise CapabilityError(
-                f"{folder}: the system keeps the pages of a file there in memory, so that its disk "
+                f"{folder}: the system keeps the pages of files there in memory, so its disk "
                 "cannot be measured. Name a folder on a disk of this machine, or set "
                 "topology.mapped_ns yourself."
             )
@@ -66,7 +66,8 @@ def mapped_row_ns(folder: Path) -> float:
     except OSError as error:
         raise CapabilityError(
             f"{folder}: no file of {numbers.nbytes >> 20} MiB can be written and read there "
-            f"({error.strerror}). Name a folder on a disk that has room for one of each rank."
+            f"({error.strerror}). Name a folder on a disk that has room for one such file of each "
+            "rank."
         ) from error
 
 

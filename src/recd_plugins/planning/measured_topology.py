@@ -202,8 +202,8 @@ def _disk(timer: Timer, folder: Path) -> float:
         raise failure
     if math.isinf(slowest):
         raise CapabilityError(
-            f"{folder}: another rank cannot measure the disk there, and says why. Name a folder "
-            "that every machine has on a disk."
+            f"{folder}: another rank cannot measure the disk there, and prints why. Name a folder "
+            "that is on a disk on every machine."
         )
     return slowest
 

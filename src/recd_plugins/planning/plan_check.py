@@ -41,7 +41,7 @@ def check_plan(
     for path, placed in plan.plan.items():
         if path not in known:
             raise PluginError(
-                f"{whose} a plan of module {path!r}, which the model has not; "
+                f"{whose} a plan of module {path!r}, which the model does not have; "
                 f"{nearest(path, [one for one, *_ in sharded_modules(model, sharders)])}"
             )
         if not isinstance(placed, Mapping):
@@ -81,8 +81,8 @@ def check_same(plan: ShardingPlan, group: ProcessGroup, whose: str) -> None:
     raise PluginError(
         f"{whose} different plans on the ranks: of table {table!r} rank 0 has "
         f"{first.get(table, 'no place')}, and rank {rank} has {other.get(table, 'no place')}. "
-        "Return the same on every rank: let no rank, no time and no random number decide, or have "
-        "rank 0 plan for all."
+        "Return the same plan on every rank: it must not depend on the rank, the time or random "
+        "numbers; or let rank 0 plan for all."
     )
 
 
@@ -164,7 +164,7 @@ def _check_tables(placed: Collection[str], tables: Collection[str], path: str, w
     for name in placed:
         if name not in tables:
             raise PluginError(
-                f"{whose} a place for table {name!r}, which module {path!r} has not; "
+                f"{whose} a place for table {name!r}, which module {path!r} does not have; "
                 f"{nearest(name, tables)}"
             )
     if lacking := [name for name in tables if name not in placed]:
@@ -194,7 +194,7 @@ def _check_place(place: Any, table: Tensor, world_size: int, whose: str) -> None
     if not shards or not (place.ranks or place.sharding_type == ShardingType.ROW_WISE.value):
         raise PluginError(
             f"{whose} {place.sharding_type} without `ranks` and a `sharding_spec` of shards. Give "
-            "both, or say data_parallel."
+            "both, or write data_parallel."
         )
     ranks = {*(place.ranks or ()), *(one.placement.rank() for one in shards if one.placement)}
     if outside := sorted(rank for rank in ranks if not 0 <= rank < world_size):

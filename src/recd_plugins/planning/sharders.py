@@ -145,8 +145,8 @@ def check_registry_agrees(
             raise RegistryError(
                 f"registry.yaml says {fused_in_words(wanted)}, but the trainer's table {table!r} "
                 f"has {fused_in_words(own)}, by apply_optimizer_in_backward or by the fused_params "
-                f"of its sharder. Say it once: take {', '.join(wrong)} out, or have the trainer "
-                "say the same.",
+                f"of its sharder. Set it in one place: take {', '.join(wrong)} out, or let the "
+                "trainer set the same.",
                 "train.optimizer",
             )
 
@@ -163,8 +163,8 @@ def check_planned(
         if path not in ours:
             raise CapabilityError(
                 f"stack.sharders: the plan places the tables of {path!r}, a "
-                f"{type(module).__name__}, which none of these sharders is for. Hand them to the "
-                "plan too: stack.plan(model, sharders=mine)."
+                f"{type(module).__name__}, but none of these sharders shards that. Pass your "
+                "sharders to the plan too: stack.plan(model, sharders=mine)."
             )
 
 

@@ -131,7 +131,7 @@ class TablePlan:
         if rows.size and rows.min() < 0:
             raise DataError(f"{where}: row {rows.min()} is negative.")
         if named_twice(rows):
-            raise DataError(f"{where}: a row is named twice; each belongs to one tier.")
+            raise DataError(f"{where}: a row is named twice, but each row belongs to one tier.")
 
     def check_fits(self, num_rows: int, where: str) -> None:
         """`CapabilityError` where the model's table is not the one that this plan is for."""
@@ -176,11 +176,11 @@ class TierPlan:
     def __post_init__(self) -> None:
         for name, table in self.tables.items():
             if name != table.table:
-                raise DataError(f"tier plan: table {table.table!r} is filed under {name!r}.")
+                raise DataError(f"tier plan: table {table.table!r} is listed as {name!r}.")
         if self.n_nodes < 1 or self.ranks_per_node < 1:
             raise DataError(
                 f"tier plan: {so_many(self.n_nodes, 'node')} of "
-                f"{so_many(self.ranks_per_node, 'rank')} make no cluster."
+                f"{so_many(self.ranks_per_node, 'rank')} do not make a cluster."
             )
 
     @property
@@ -317,15 +317,14 @@ def _check_hottest(table: str, ids: Rows, count: int, num_rows: int) -> None:
         if isinstance(ids, np.ndarray):
             found = f"an array {list(ids.shape)} of {ids.dtype}"
         raise DataError(
-            f"tier plan: of table {table!r} the {count:,} hottest rows were asked for, but "
-            f"{found} came. Have `hottest_rows` return [{count}] row ids: "
-            "`np.asarray(rows, np.int64)`."
+            f"tier plan: of table {table!r} the {count:,} hottest rows were asked for, but {found} "
+            f"came. Let `hottest_rows` return [{count}] row ids: `np.asarray(rows, np.int64)`."
         )
     if len(ids) != count or (count and int(ids.max()) >= num_rows):
         raise DataError(
             f"tier plan: of table {table!r} the {count:,} hottest of {num_rows:,} rows were asked "
-            f"for, but {len(ids):,} came, up to row {max(ids, default=0):,}. Have `hottest_rows` "
-            "name as many as it is asked for."
+            f"for, but {len(ids):,} came, up to row {max(ids, default=0):,}. Let `hottest_rows` "
+            "return as many rows as it is asked for."
         )
 
 

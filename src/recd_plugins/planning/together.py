@@ -109,14 +109,16 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: JointWork = COUN
             _OWN_GLOO.pop(group, None)
             raise DataError(
                 f"rank {group.rank()} could not {doing.what} ({type(failure).__name__}: "
-                f"{failure}), and for {PATIENCE.total_seconds():g} s no other rank came to "
-                f"hear of it: {doing.waits}"
+                f"{failure}), and for {PATIENCE.total_seconds():g} s no other rank came to learn "
+                f"of it: {doing.waits}"
             ) from failure
         raise failure
     _wait_for(work, group, doing)
     failed, greatest = status.tolist()
     if failed:
-        raise DataError(f"rank {failed - 1} could not {doing.what}, and says why; {doing.without}.")
+        raise DataError(
+            f"rank {failed - 1} could not {doing.what}, and prints why; {doing.without}."
+        )
     return int(greatest)
 
 
@@ -128,8 +130,8 @@ def _wait_for(work: Any, group: ProcessGroup, doing: JointWork) -> None:
     if not work.is_completed():
         warnings.warn(
             f"rank {group.rank()} has done what all ranks do together (to {doing.what}), and for "
-            f"{PATIENCE.total_seconds():g} s not all of the others have. If they come no more, "
-            f"{doing.waits}",
+            f"{PATIENCE.total_seconds():g} s not all of the others have. If they do not come any "
+            f"more, {doing.waits}",
             NoticeWarning,
             stacklevel=3,
         )
@@ -270,8 +272,8 @@ def on_every_rank(attempt: Callable[[], T]) -> list[T]:
     except Exception as error:
         failure = error
         mine = RecdError(
-            f"rank {dist.get_rank()} ended with {type(error).__name__}: {error} Its traceback is "
-            "there; no rank goes on without it."
+            f"rank {dist.get_rank()} ended with {type(error).__name__}: {error} That rank prints "
+            "its traceback; no rank goes on without it."
         )
     every: list[T | Exception] = [mine] * dist.get_world_size()
     dist.all_gather_object(every, mine)

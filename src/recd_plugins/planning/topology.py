@@ -387,8 +387,8 @@ def ranks_per_node(topology: Topology, world_size: int) -> int:
     if world_size % w:
         raise CapabilityError(
             f"topology: {world_size} ranks do not fill whole nodes of {w}. Set "
-            f"topology.ranks_per_node to a divisor, as {world_size}, by which all are one node; or "
-            "train on another number of ranks."
+            f"topology.ranks_per_node to a divisor, such as {world_size}, which makes all ranks "
+            "one node; or train on another number of ranks."
         )
     return w
 

@@ -441,7 +441,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         if both := [name for name in both if fitting(name, self._config.constraints)]:
             raise RegistryError(
                 f"is for table {both[0]!r}, which the constraints that stack.plan was given are "
-                "for too. Say it once, there or here.",
+                "for too. Set it in one place, there or here.",
                 f"{self._where}.constraints",
             )
 
@@ -539,8 +539,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         answer = f"TorchRec's planner says: {str(error).splitlines()[0].strip()}"
         if error.error_type is not PlannerErrorType.INSUFFICIENT_STORAGE:
             return RegistryError(
-                f"sharding: no plan keeps what `{self._where}.constraints` and `topology` ask "
-                f"for: loosen them. {answer}"
+                f"sharding: no plan keeps what `{self._where}.constraints` and `topology` ask for. "
+                f"Make them less strict. {answer}"
             )
         needed = sum(
             parameter.numel() * parameter.element_size()

@@ -40,7 +40,7 @@ def check_gpus(ranks: int) -> None:
             f"train.ranks: {so_many(ranks, 'rank')} of this machine train on CUDA, and torch sees "
             f"{so_many(there, 'GPU')} here. Lower --ranks, or set train.device=cpu. Where a "
             "launcher shows each rank one GPU alone (CUDA_VISIBLE_DEVICES, srun --gpus-per-task), "
-            "have it show each all of the node's."
+            "let it show each rank all GPUs of the node."
         )
 
 

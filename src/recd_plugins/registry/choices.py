@@ -495,8 +495,8 @@ def _others(
         return _choice("sharding", options.pop("others", None), f"{where}.others", catalog)
     if "others" in options and isinstance(record, ShardingRecord):
         raise RegistryError(
-            f"is for a planner that stands in front of another, but {record.name!r} stands in "
-            "front of none: take it out, or choose one that does, say flexshard.",
+            f"is for a planner that stands in front of another, but {record.name!r} does not stand "
+            "in front of another: take it out, or choose a planner that does, such as flexshard.",
             f"{where}.others",
         )
     return None
@@ -509,8 +509,8 @@ def _before_sharding(cache: Choice, sharding: Choice, values: Mapping[str, Any])
         return dataclasses.replace(cache, others=sharding)
     if values.get("sharding") is not None:
         raise RegistryError(
-            "names the planner that the cache stands in front of, and so does `sharding`: keep "
-            "one of the two.",
+            "names the planner that the cache stands in front of, but `sharding` names it too: "
+            "keep one of the two.",
             cache.others.where,
         )
     return cache

@@ -98,7 +98,7 @@ class Delivery:
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise RegistryError(f"a delivery is no JSON ({error}): send it again.") from None
+            raise RegistryError(f"a delivery is not JSON ({error}): send it again.") from None
         if not isinstance(found, dict) or found.keys() != FIELDS:
             raise RegistryError(
                 f"a delivery has {', '.join(sorted(FIELDS))}, but this has "
@@ -133,9 +133,8 @@ class Delivery:
             ours = _makers(registry, slot)
             if ours != theirs:
                 raise RegistryError(
-                    f"{slot}: the trainer has it of {theirs}, but here it is of {ours}; "
-                    f"{nearest(theirs, [ours])} Install the same versions, "
-                    "and have the same files."
+                    f"{slot}: the trainer has it from {theirs}, but here it is from {ours}; "
+                    f"{nearest(theirs, [ours])} Install the same versions, and have the same files."
                 )
         return OpenDelivery(registry, self)
 

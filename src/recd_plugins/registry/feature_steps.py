@@ -108,8 +108,9 @@ class FeatureSteps:
 
         if "converter" in self.__dict__:
             raise CapabilityError(
-                "stack.adapt: which features are deduplicated was settled before it looked at "
-                "batches: convert batches after it, and adapt once with `batches`."
+                "stack.adapt: it was decided which features are deduplicated before stack.adapt "
+                "looked at batches: convert batches after stack.adapt, and call it once, with "
+                "`batches`."
             )
         group = self.group or (dist.GroupMember.WORLD if dist.is_initialized() else None)
         plans = group is None or group.rank() == 0
@@ -246,8 +247,8 @@ class FeatureSteps:
         if self._registry.has_dataset:
             return self._prepare().schema
         raise CapabilityError(
-            "preprocess: which features there are is not known, for registry.yaml has no dataset. "
-            "Hand over your own batches: `stack.adapt(model, batches=loader)`."
+            "preprocess: it is not known which features there are, because registry.yaml has no "
+            "dataset. Pass your own batches: `stack.adapt(model, batches=loader)`."
         )
 
     @property
@@ -377,9 +378,9 @@ class FeatureSteps:
         groups: Groups | None = getattr(self.converter, "groups", None)
         if groups is None:
             raise CapabilityError(
-                f"{self._who_converts}: {type(self.converter).__name__} does not say which "
-                "features it deduplicates, so that no model can be adapted to its batches. Give "
-                "the converter an attribute `groups`, a tuple of tuples of features."
+                f"{self._who_converts}: {type(self.converter).__name__} does not name the features "
+                "that it deduplicates, so no model can be adapted to its batches. Give the "
+                "converter an attribute `groups`, a tuple of tuples of features."
             )
         self._check_groups(groups)
         if not groups and not isinstance(self.converter, Explains):  # else it says why
@@ -406,7 +407,8 @@ class FeatureSteps:
             known = self.there.sparse_names
             for name in (name for group in groups for name in group if name not in known):
                 raise PluginError(
-                    f"{who} `groups` name {shown(name)}, which there is not; {nearest(name, known)}"
+                    f"{who} `groups` name {shown(name)}, which does not exist; "
+                    f"{nearest(name, known)}"
                 )
 
     @property
@@ -481,9 +483,9 @@ class FeatureSteps:
                 kind = "dense column" if step.dense else "feature"
                 yield Unused(
                     what=choices[id(step.transform)].what,
-                    why=f"nothing reads {listed(step.takes, kind=kind)}, for the model takes "
+                    why=f"nothing reads {listed(step.takes, kind=kind)}, because the model takes "
                     "neither that nor what is made of it",
-                    cure="Take it out, or have the model take that: those of recd_dlrm by "
+                    cure="Take it out, or let the model take the result: models of recd_dlrm do by "
                     "`model.features`.",
                 )
 
@@ -496,9 +498,9 @@ class FeatureSteps:
 def _takes_none(choice: Choice) -> Unused:
     return Unused(
         what=choice.what,
-        why="its converter has no `groups`, so that batches stay as they are",
-        cure="Have it name features in `groups`, or say in an `explain` why it takes none; or take "
-        "`dedup` out of registry.yaml.",
+        why="its converter has no `groups`, so batches stay as they are",
+        cure="Let it name features in `groups`, or give the reason why it takes none in an "
+        "`explain`; or take `dedup` out of registry.yaml.",
     )
 
 
@@ -523,5 +525,5 @@ def _check_taken(taken: Any, schema: Schema, whose: str) -> None:
     for name in taken:
         if name not in known:
             raise PluginError(
-                f"{whose} names {shown(name)}, which there is not; {nearest(str(name), known)}"
+                f"{whose} names {shown(name)}, which does not exist; {nearest(str(name), known)}"
             )

@@ -30,8 +30,8 @@ def measured(choice: Choice, context: Context, table: Table, progress: Progress)
     after = _files(table)
     if changed := [str(file) for file in before if after.get(file) != before[file]]:
         raise PluginError(
-            f"{whose} changed {listed(changed, 2, kind='file')} of the table that it was to read. "
-            "Take what it changed from a copy, and have it write elsewhere."
+            f"{whose} changed {listed(changed, 2, kind='file')} of the table that it should only "
+            "read. Restore the changed files from a copy, and let it write elsewhere."
         )
     check_made(report, StatsReport, f"{whose} returned", "Return its findings as one.")
     for rule, fix in broken_rules(report, finite=False):
@@ -49,7 +49,7 @@ def drawn(choice: Choice, figure: str, draw: Draw, path: Path, dpi: int) -> Path
         if not empty.axes:
             raise PluginError(
                 f"{choice.who}: figure {figure!r} draws nothing onto the figure that it is given. "
-                "Use figure.subplots(), not pyplot, which has figures of its own."
+                "Use figure.subplots(), not pyplot, which makes figures of its own."
             )
         with whole_file(path) as part:
             empty.savefig(part, dpi=dpi)

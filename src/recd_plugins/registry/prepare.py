@@ -278,8 +278,8 @@ class Periods:
             period = self.wait(number)
             if period is None:
                 raise DataError(
-                    f"the data end before period {number}, and no row of them is to be trained. "
-                    "See `dataset.origin` and what the log holds."
+                    f"the data end before period {number}, so there is no row to train. Check "
+                    "`dataset.origin` and the messages of the log."
                 )
             tables = self.tables(period, progress)
             if tables.train.num_rows:

@@ -93,12 +93,12 @@ class TransformProgram:
             what = shown(repr(error))
             raise DataError(f"{where}: is no program of transforms ({what}).") from error
         if _digest(content) != digest:
-            raise DataError(f"{where}: was altered since it was written: write it again.")
+            raise DataError(f"{where}: was changed after it was written: write it again.")
         for name, wanted in program.files.items():
             if digest_of(Path(name)) != wanted:
                 raise DataError(
-                    f"{where}: {name} is another file than the one that the program was written "
-                    "with. Put that one back, or write the program again."
+                    f"{where}: {name} is not the file with which the program was written. Restore "
+                    "that one, or write the program again."
                 )
         return program
 

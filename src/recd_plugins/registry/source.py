@@ -160,7 +160,7 @@ def _read_file(path: Path) -> Document:
         text = text_of(path)
     except FileNotFoundError:
         raise RegistryError(
-            f"{path}: there is no such registry. Name one that is there (--registry FILE), or have "
+            f"{path}: there is no such registry. Name one that is there (--registry FILE), or let "
             "`recd init TABLE` write one; examples/ of the repository holds several."
         ) from None
     document = read_yaml(text, str(path))
@@ -303,7 +303,7 @@ def _index(place: list[Any], name: str, where: str, override: str) -> int:
     if not (name.isascii() and name.isdigit() and len(name) < 10) or int(name) >= len(place):
         raise RegistryError(
             f"override {shown(override)}: {where} is a list of {len(place)}, in which "
-            f"{shown(name)} is no position; count from 0."
+            f"{shown(name)} is not a position; count from 0."
         )
     return int(name)
 

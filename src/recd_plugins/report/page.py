@@ -85,8 +85,8 @@ def naming_source(sources: Sources) -> Iterator[None]:
             raise
         raise DataError(
             f"{_undrawable(sources)}: holds what cannot be drawn ({type(error).__name__}: "
-            f"{shown(str(error))}), as what another version wrote, or somebody changed. Leave it "
-            "out, or write it anew by this version; --debug shows where it was met."
+            f"{shown(str(error))}), so another version wrote it, or somebody changed it. Leave it "
+            "out, or write it again with this version; --debug shows where it is."
         ) from error
 
 

@@ -36,8 +36,8 @@ def figures(sources: Sources) -> Iterator[Figure]:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise DataError(
                     f"{printed.name}: what measure {name!r} found has {SESSIONS!r}, as what "
-                    f"`sessions` of recd_dedup finds, but not what is drawn of that "
-                    f"({type(error).__name__}: {error}). Call it otherwise in the measure, or take "
+                    "`sessions` of recd_dedup finds, but not what is drawn of that "
+                    f"({type(error).__name__}: {error}). Use another name in the measure, or take "
                     "it out of the file."
                 ) from error
             yield from drawn

@@ -94,7 +94,7 @@ def names_of(named: Sequence[str]) -> list[str]:
     for name, count in Counter(names).items():
         if count > 1:
             raise DataError(
-                f"{name}: is what {count} of them are called. Give each a name of its own: "
+                f"{name}: is the name of {count} of them. Give each a name of its own: "
                 "plain=runs/latest.1 RecD=runs/latest."
             )
     return names

@@ -111,7 +111,7 @@ class BatchCheck:
         if not size:
             raise PluginError(
                 f"{self._whose} a batch of no samples, of which TorchRec can make none. Leave such "
-                "batches out, on all ranks alike, or pad them by samples of weight 0."
+                "batches out on all ranks, or pad them with samples of weight 0."
             )
         shapes = {
             "dense": (size, self._schema.dense_width),
@@ -135,8 +135,8 @@ class BatchCheck:
         lacks = [] if made is None else [part for part in PARTS if not hasattr(made, part)]
         if lacks:
             raise PluginError(
-                f"{self._whose} `dedup` of {type(made).__name__}, which has no {lacks[0]}: what a "
-                "converter makes goes to a device with its batch. Let `convert` return an "
+                f"{self._whose} `dedup` of {type(made).__name__}, which has no {lacks[0]}, but "
+                "what a converter makes moves to a device with its batch. Let `convert` return an "
                 "InverseKeyedJaggedTensor."
             )
 
@@ -145,7 +145,7 @@ class BatchCheck:
         for key in keys:
             if key not in self._num_ids:
                 raise PluginError(
-                    f"{self._whose} a feature {key!r}, which the schema has not; "
+                    f"{self._whose} a feature {key!r}, which the schema does not have; "
                     f"{nearest(key, self._num_ids)}"
                 )
         if whole and (missing := self._num_ids.keys() - keys):

@@ -48,8 +48,8 @@ def check_built(slot: str, built: Any, who: str) -> None:
         if isinstance(built, Coroutine):
             built.close()
         raise PluginError(
-            f"{who} built {called(built)}, whose code nobody runs. Let its `build` return what the "
-            "slot takes, without `yield` and `async`."
+            f"{who} built {called(built)}, whose code is never run. Let its `build` return what "
+            "the slot takes, without `yield` and `async`."
         )
     if slot in FACTORIES:
         _check_factory(slot, built, who)
@@ -85,19 +85,19 @@ def check_steps(optimizer: Optimizer, params: Sequence[nn.Parameter], whose: str
     held = [one for group in optimizer.param_groups for one in group["params"]]
     if foreign := sum(id(one) not in given for one in held):
         raise PluginError(
-            f"{whose} steps {foreign} parameters which it was not given: a checkpoint knows no "
-            "name for them. Make it of the parameters that the factory is called with."
+            f"{whose} steps {foreign} parameters that it was not given, and for which a checkpoint "
+            "has no name. Make it from the parameters with which the factory is called."
         )
     if type(optimizer).__name__ == "SparseAdam":
         raise PluginError(
-            f"{whose} takes sparse gradients alone, and those of dense parameters are dense. "
-            "Choose Adam instead."
+            f"{whose} takes only sparse gradients, but those of dense parameters are dense. Choose "
+            "Adam instead."
         )
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         raise PluginError(
             f"{whose} evaluates the loss several times a step: {type(optimizer).__name__}.step "
-            "needs a closure. Choose one that takes the gradients as they are."
+            "needs a closure. Choose an optimizer that does not need one."
         )
 
 

@@ -161,8 +161,8 @@ class Context:
         planner = f"{where}: {self.name}" if self.name else where
         if others is None:
             raise PluginError(
-                f"{where}: there is no planner of the others to stand in front of. Declare its "
-                "record with `in_front=True`, so that the host builds one."
+                f"{where}: there is no planner of the other tables to stand in front of. Declare "
+                "its record with `in_front=True`, so that the host builds one."
             )
         behind = "`sharding: {use: torchrec}`"
         if self.where != "cache":

@@ -89,9 +89,9 @@ class SparseFeatures(Bundle):
             return cls(plain)
         if not isinstance(dedup, DeduplicatedFeatures):
             raise CapabilityError(
-                f"dedup: batches are deduplicated into a {type(dedup).__name__}, whose unique "
-                "samples only its author can find. Let the converter make an "
-                "InverseKeyedJaggedTensor, or take another."
+                f"dedup: batches are deduplicated into a {type(dedup).__name__}, in which only its "
+                "author can find unique samples. Let the converter make an "
+                "InverseKeyedJaggedTensor, or take another converter."
             )
         return cls(plain, dedup.to_ikjt())
 
@@ -167,9 +167,9 @@ class SparseFeatures(Bundle):
         if any(_writes(kjt) > before for kjt, before in self._reads.values()):
             raise CapabilityError(
                 "dedup: the model writes into the ids of its batch, or into their lengths or "
-                "weights, but unique samples are looked up, so this would be lost. Have "
-                "`preprocess`, or the loader before it converts, change ids; or have the model "
-                "make its own KeyedJaggedTensor of them, which is looked up for all samples."
+                "weights, but unique samples are looked up, so the change would be lost. Let "
+                "`preprocess`, or the loader before it converts, change ids; or let the model make "
+                "its own KeyedJaggedTensor of them, which is looked up for all samples."
             )
 
     @cached_property
@@ -203,7 +203,8 @@ class SparseFeatures(Bundle):
         if name not in EXPANDED and name not in OF_KJT:
             raise AttributeError(
                 f"{type(self).__name__} has no attribute {name!r}. `dedup` puts it in place of a "
-                "batch's KeyedJaggedTensor: `.to_kjt()` makes that again, with all samples."
+                "batch's KeyedJaggedTensor: `.to_kjt()` makes the KeyedJaggedTensor again, with "
+                "all samples."
             )
         return getattr(self.to_kjt(), name)
 

@@ -74,8 +74,8 @@ def agreed_groups(
         for key in group[1:]:
             if not torch.equal(lookups[key], lookups[group[0]]):
                 raise DataError(
-                    f"{who}: {key!r} and {group[0]!r} are in one group, but differ in which "
-                    "sample has which row. Give each a group of its own."
+                    f"{who}: {key!r} and {group[0]!r} are in one group, but their samples share "
+                    "rows in different ways. Give each a group of its own."
                 )
     return checked, [lookups[group[0]] for group in checked]
 

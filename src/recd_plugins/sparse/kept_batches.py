@@ -85,8 +85,8 @@ class KeptBatches:
             raise DataError(
                 "the loader writes batches over earlier ones, which lie in the same memory "
                 f"({changed.path}). {self._who} keeps batches until training takes them, so "
-                "training would get the ids of later ones in their place. Have the loader make "
-                f"each batch in new memory, for example of clones of its tensors{self._cure}."
+                "training would get the ids of later batches instead. Let the loader make each "
+                f"batch in new memory, for example from clones of its tensors{self._cure}."
             )
         self._apart = 0 if shared else self._apart + 1
         self._kept.append(taken)

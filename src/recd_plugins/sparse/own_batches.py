@@ -96,7 +96,8 @@ def all_features_of(
     if held:
         what = f"a {kind} holds {len(held)} KeyedJaggedTensors ({', '.join(p for p, _ in held)})"
     raise DataError(
-        f"features: {what}, so say which is meant: features=lambda batch: batch.sparse_features."
+        f"features: {what}, so name the one that is meant: features=lambda batch: "
+        "batch.sparse_features."
     )
 
 
@@ -126,8 +127,8 @@ def sampled_features(
         kjt = features_of(batch, features)
         if isinstance(kjt, SparseFeatures):
             raise DataError(
-                "batches: these are already converted, so how they repeat no longer shows. Hand "
-                "over a loader of batches that are not."
+                "batches: these are already converted, so their repetition can no longer be seen. "
+                "Pass a loader of batches that are not."
             )
         if not _samples(kjt):
             continue
@@ -137,7 +138,8 @@ def sampled_features(
             break
     if not found:
         raise DataError(
-            "batches: there are none to look at: the loader is empty, or no batch has a sample."
+            "batches: there are no batches to look at: the loader is empty, or no batch has a "
+            "sample."
         )
     return tuple(found)
 

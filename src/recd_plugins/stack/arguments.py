@@ -65,7 +65,7 @@ def check_share(rank: Any, world_size: Any, split: Any) -> None:
             )
     if rank >= world_size:
         raise RegistryError(
-            f"stack.loader: rank {rank} is none of {so_many(world_size, 'rank')}, which are "
+            f"stack.loader: rank {rank} is not among {so_many(world_size, 'rank')}, which are "
             "counted from 0."
         )
     if split not in SPLITS:
@@ -83,8 +83,8 @@ def check_model(model: Any, whose: str) -> None:
         )
     if isinstance(model, DistributedModelParallel):
         raise CapabilityError(
-            f"{whose}: the model is sharded already, and has no tables left that could be. Hand "
-            "over the model itself, before DistributedModelParallel."
+            f"{whose}: the model is sharded already, and has no tables left to shard. Pass the "
+            "model itself, before DistributedModelParallel."
         )
 
 

@@ -92,8 +92,8 @@ class BatchOrder:
             and planner.order(loader, rank, world_size) is not loader
         ):
             raise CapabilityError(
-                f"{self._planning.choice.where}: {type(planner).__name__} puts the batches of "
-                "an epoch into an order of its own, and a dataset that grows has no such epochs. "
+                f"{self._planning.choice.where}: {type(planner).__name__} puts the batches of an "
+                "epoch into an order of its own, but a dataset that grows has no such epochs. "
                 "Switch that off (`cache.hot_batches: false`)."
             )
 

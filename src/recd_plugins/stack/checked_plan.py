@@ -118,9 +118,9 @@ def _check_rows_on_all(
         raise CapabilityError(
             f"{planning.choice.who}: {listed(lacking, kind='table')} would be row-wise, in a "
             f"kernel without a row on some of {so_many(group.size(), 'rank')}, where the first "
-            "batch fails and the other ranks wait. Have your sharder and constraints name another "
-            f"type, `{{{lacking[0]!r}: ParameterConstraints(sharding_types=['table_wise'])}}`, or "
-            "give it more rows."
+            "batch would fail while the other ranks wait. Let your sharder and constraints name "
+            f"another type, `{{{lacking[0]!r}: "
+            f"ParameterConstraints(sharding_types=['table_wise'])}}`, or give it more rows."
         )
 
 

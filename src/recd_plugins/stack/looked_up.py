@@ -33,10 +33,9 @@ def check_read(model: nn.Module, steps: FeatureSteps) -> None:
     if lacking:
         names = ", ".join(sorted(lacking))
         raise CapabilityError(
-            f"stack.plan: the model looks up {names}, which is not read: the model of "
-            "registry.yaml does not take it. Take `model` out of registry.yaml, if yours is "
-            "another one, or have its record's `takes` (`model.features` of the built-in ones) "
-            "name it."
+            f"stack.plan: the model looks up {names}, which is not read, because the model of "
+            "registry.yaml does not take it. Take `model` out of registry.yaml if yours is another "
+            "one; or let its record's `takes` (`model.features` of the built-in ones) name it."
         )
 
 

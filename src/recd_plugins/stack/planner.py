@@ -96,7 +96,9 @@ class RegistryPlanner:
         for one in found:
             if isinstance(one, type):
                 cure = f"Make one of it: `{one.__name__}(...)`."
-                raise PluginError(f"{whose} among others {called(one)}, and no sharder. {cure}")
+                raise PluginError(
+                    f"{whose} among others {called(one)}, which is no sharder. {cure}"
+                )
             check_parts(one, "ModuleSharder", ("module_type", "shard"), f"{whose} among others")
         return completed(found, self.sharders(), f"{choice.where}: {type(planner).__name__}")
 
@@ -206,7 +208,7 @@ class RegistryPlanner:
         if brought.batches and found and found != chosen:
             raise RegistryError(
                 f"train.batch_size is {chosen}, but the batches that stack.plan was given have "
-                f"{so_many(found, 'sample')}. Take it out of registry.yaml: a trainer's batches "
-                "say it."
+                f"{so_many(found, 'sample')}. Take it out of registry.yaml, because a trainer's "
+                "batches decide it."
             )
         return chosen

@@ -338,8 +338,8 @@ class Stack(LooksAtBatches):
         written = self._registry.written("train", "optimizer")
         if twice := [name for name in written if name.startswith("dense")]:
             raise RegistryError(
-                f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both say how dense "
-                "parameters are stepped. Keep one of them."
+                f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both choose the "
+                "dense optimizer. Keep one of them."
             )
         (choice,) = choices
         factory: OptimizerFactory = choice.build(self._contexts.of("optimizer"))
@@ -386,10 +386,10 @@ class Stack(LooksAtBatches):
         stated = (topology or self._registry.topology).device
         if stated == "cuda" and self.device == "cpu":
             raise CapabilityError(
-                "topology.device: the topology is one of CUDA devices, but this job trains on the "
-                "CPU, where no table of such a plan has a place. Set topology.device=cpu, or "
-                "train.device=cuda where there are GPUs; `recd plan` plans for a cluster that is "
-                "not here."
+                "topology.device: the topology has CUDA devices, but this job trains on the CPU, "
+                "where a plan for CUDA can place no table. Set topology.device=cpu, or "
+                "train.device=cuda where there are GPUs; To plan for a cluster elsewhere, use "
+                "`recd plan`."
             )
 
     def adapt(
@@ -615,9 +615,9 @@ class Stack(LooksAtBatches):
         planner = planning.planner_by_now()
         if not isinstance(planner, Proposes):
             raise CapabilityError(
-                f"{planning.choice.where}: {type(planner).__name__} plans on the ranks themselves "
-                "alone: it has no `propose` of recd_plugins.api.planning.Proposes, which it must "
-                "inherit for this. Train with it, and see what stack.explain() says."
+                f"{planning.choice.where}: {type(planner).__name__} plans only on the ranks "
+                "themselves: it has no `propose` of recd_plugins.api.planning.Proposes, from which "
+                "it must inherit for this. Train with it, and read stack.explain()."
             )
         if not of_trainer:
             planning.train_by_registry()  # its ranks are those of `recd train`
@@ -642,8 +642,8 @@ class Stack(LooksAtBatches):
             raise CapabilityError(
                 f"train.retier_every: the planner of {self._planning.choice.record.name!r} "
                 f"({type(planner).__name__}) has no replicas that it could move: it does not "
-                "inherit recd_plugins.api.planning.Retiers. Set it to 0, or choose one that does, "
-                "say `sharding: flexshard`."
+                "inherit from recd_plugins.api.planning.Retiers. Set it to 0, or choose a planner "
+                "that does, such as `sharding: flexshard`."
             )
         return planner
 
@@ -701,8 +701,9 @@ class Stack(LooksAtBatches):
         """
         if not self._planning.planned:
             raise CapabilityError(
-                "stack.data_parallel() was asked before there is a plan, which says how many bytes "
-                "of dense gradients there are. Call `plan = stack.plan(model, ...)` first."
+                "stack.data_parallel() was called before there is a plan, from which it knows how "
+                "many bytes of dense gradients there are. Call `plan = stack.plan(model, ...)` "
+                "first."
             )
         self._usage.asked("codecs.dense")
         given = {**self._registry.train.codecs.of_wrapper, **options}
@@ -751,7 +752,7 @@ def _uncalled(option: str, method: str) -> Callable[..., NoReturn]:
 
     def refuse(*_: object) -> NoReturn:
         raise RegistryError(
-            f"{option}: is the method stack.{method.partition('(')[0]}, which makes one. Write "
+            f"{option}: is the method stack.{method.partition('(')[0]}, itself, but must be what it returns. Write "
             f"`{option}=stack.{method}`."
         )
 

@@ -142,7 +142,7 @@ class Usage:
                 Unused(
                     what=step.what,
                     why=f"the loader of {reader.what} yields batches that did not go through the "
-                    "`transform` which it was given",
+                    "`transform` that it was given",
                     cure="Have it yield `transform(batch)`, or take another reader.",
                 )
             )
@@ -180,8 +180,8 @@ class Usage:
                     what="stack.plan(constraints=...)",
                     why=f"it does not allow {', '.join(tables)}, as `{planning.where}: "
                     f"{planning.record.name}` plans",
-                    cure="Have that planner heed `context.constraints`, or take these tables out "
-                    "of them.",
+                    cure="Let that planner follow `context.constraints`, or take these tables out "
+                    "of the constraints.",
                 )
             )
 
@@ -326,7 +326,8 @@ def _idle_settings(registry: Registry, world_size: int) -> Iterator[Unused]:
     if "retier_batches" in registry.written("train") and not train.retier_every:
         yield Unused(
             what="train: retier_batches",
-            why="it says by which batches replicas move, and retier_every is 0, so that none do",
+            why="it sets which batches replicas move by, but retier_every is 0, so replicas do not "
+            "move",
             cure="Set `train.retier_every`, or take it out.",
         )
     stated = registry.topology.ranks_per_node
@@ -334,7 +335,7 @@ def _idle_settings(registry: Registry, world_size: int) -> Iterator[Unused]:
         yield Unused(
             what="topology: ranks_per_node",
             why=f"nodes of {so_many(stated, 'rank')} are more than {so_many(world_size, 'rank')} "
-            "fill, which count as one node",
+            "fill, so that these count as one node",
             cure=f"Train on more ranks, or write `topology.ranks_per_node: {world_size}`.",
         )
     yield from _empty_constraints(registry)
@@ -362,8 +363,8 @@ def _empty_constraints(registry: Registry) -> Iterator[Unused]:
             if free and not frees:
                 yield Unused(
                     what=f"{choice.where}: constraints.{name}",
-                    why="it names nothing to choose from, so that the planner chooses from all, "
-                    "as it does without it",
+                    why="it names nothing to choose from, so the planner chooses from all, as "
+                    "without it",
                     cure="Name `sharding_types` or `compute_kernels`, or take it out.",
                 )
             before.append(name)

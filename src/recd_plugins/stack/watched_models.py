@@ -355,7 +355,7 @@ class _Watch:
         if self._registry.train.retier_every:
             yield Unused(
                 what="train: retier_every",
-                why="it is for `recd train`, and nothing moves replicas in this trainer",
+                why="it is for `recd train`, and this trainer does not move replicas",
                 cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
                 "between two steps, or take it out.",
             )
@@ -377,15 +377,15 @@ class _Watch:
             yield Unused(
                 what="train: codecs.dense",
                 why="this trainer's dense gradients are reduced by a wrapper of its own",
-                cure="Hand DistributedModelParallel `data_parallel_wrapper=stack.data_parallel()`, "
-                "or take it out.",
+                cure="Pass `data_parallel_wrapper=stack.data_parallel()` to "
+                "DistributedModelParallel, or take it out.",
             )
         if train.sync_batch_norm and not any(
             isinstance(part, nn.SyncBatchNorm) for part in model.modules()
         ):
             yield Unused(
                 what="train: sync_batch_norm",
-                why="it is for `recd train`, and nothing of this trainer's model is synchronised",
+                why="it is for `recd train`, and this trainer's model has no synchronised module",
                 cure="Call `nn.SyncBatchNorm.convert_sync_batchnorm(model)` before stack.plan, or "
                 "take it out.",
             )

@@ -104,7 +104,7 @@ def written_alone(folder: Path, name: Location) -> Iterator[None]:
         lock.take()
     except LockHeld as held:
         raise DataError(
-            f"{name}: is being written by {held}. Wait for its end, or name another folder."
+            f"{name}: is being written by {held}. Wait until that ends, or name another folder."
         ) from None
     try:
         yield

@@ -132,8 +132,8 @@ def store_of(
     except (ImportError, OSError, ValueError, TypeError) as error:
         why = without(str(error), secrets).strip().split("\n")[0].rstrip(".")
         raise DataError(
-            f"{scheme}://{container}: this store cannot be opened ({why}). See that the scheme is "
-            "right, that what reads it is installed, and how it is reached: "
+            f"{scheme}://{container}: this store cannot be opened ({why}). Check that the scheme "
+            "is right, that the package for it is installed, and how the store is reached: "
             f"{CURES.get(scheme, OTHERS)}."
         ) from None
 
@@ -264,14 +264,14 @@ def explained(error: OSError, uri: Uri, store: OpenStore) -> DataError:
     cure = CURES.get(uri.scheme, OTHERS)
     if REFUSED.search(why) or isinstance(error, PermissionError):
         return DataError(
-            f"{uri}: the store refuses access ({why}). See that the credentials are right and may "
-            f"read it: {cure}."
+            f"{uri}: the store refuses access ({why}). Check that the credentials are right and "
+            f"may read it: {cure}."
         )
     if _may_pass(error):
         return DataError(
-            f"{uri}: the store fails or is out of reach, time and again ({why}). See that it is up "
-            f"and how it is reached: {cure}. Then start again; the option ?attempts=N of the URI "
-            "tries more often."
+            f"{uri}: the store fails or is out of reach, time and again ({why}). Check that it is "
+            f"up and how it is reached: {cure}. Then start again; the option ?attempts=N of the "
+            "URI tries more often."
         )
     return DataError(f"{uri}: cannot be reached ({why}). Check the URI and the store.")
 

@@ -57,7 +57,9 @@ class Uri:
             user, host = "", parts.netloc  # a container in an account
         self._path = (host + "/" + parts.path.lstrip("/")).rstrip("/")
         if not self.scheme or not self._path.strip("/"):
-            raise DataError(f"{self}: is no URI of a file or folder. Write scheme://bucket/path.")
+            raise DataError(
+                f"{self}: is not a URI of a file or folder. Write scheme://bucket/path."
+            )
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         if user and self.scheme in ARROWS:
             options |= {"user": user, "secret_key": password}
@@ -78,8 +80,8 @@ class Uri:
 
     def __fspath__(self) -> NoReturn:
         raise DataError(
-            f"{self}: is on a store, and here only a file of this machine will do. Copy it to "
-            "disk, and name it there."
+            f"{self}: is on a store, but here it must be a file of this machine. Copy it to disk, "
+            "and name the copy."
         )
 
     def __eq__(self, other: object) -> bool:

@@ -82,7 +82,9 @@ def check_parity(
     """
     __tracebackhide__ = True
     if "sgd" not in tables:
-        raise ValueError("tables must include 'sgd': the others hide a wrong gradient scale.")
+        raise ValueError(
+            "tables must include 'sgd': the other optimizers hide a wrong gradient scale."
+        )
     others = batches if reference_batches is None else reference_batches
     if arrange is None:
         arrange = ByRegistry()
@@ -257,8 +259,8 @@ def assert_parity(
     for name, before in left.start.items():
         if name not in unmoved and torch.equal(before, left.tables[name]):
             raise AssertionError(
-                f"table {name!r} is where it started, so parity says nothing about it: "
-                "train on batches that touch it, or name it in `unmoved`."
+                f"table {name!r} has not changed, so parity says nothing about it: train on "
+                "batches that touch it, or name it in `unmoved`."
             )
 
 

@@ -45,7 +45,7 @@ def check_resume(
     after = _through_json(loader.state_dict())
     second = list(loader)
     if not first:
-        raise AssertionError("the loader yields no batch, so its resuming shows nothing")
+        raise AssertionError("the loader yields no batch, so resuming it shows nothing")
     if len(loader) != len(first):
         raise AssertionError(
             f"len(loader) is {len(loader)}, but it yields {so_many(len(first), 'batch')}"
@@ -75,8 +75,8 @@ def _through_json(state: dict[str, Any]) -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
         raise AssertionError(
-            f"the loader's state cannot be written as JSON ({error}): a checkpoint does so. "
-            "Keep numbers, texts, lists and mappings in it."
+            f"the loader's state cannot be written as JSON ({error}), as a checkpoint needs. Keep "
+            "numbers, texts, lists and mappings in it."
         ) from error
     return loaded
 

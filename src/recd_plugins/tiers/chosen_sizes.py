@@ -68,6 +68,6 @@ def check_choice(chosen: object, tables: Collection[str], whose: str) -> None:
         check_made(notice, Notice, f"{whose} among `notices`", "Give Unused(...) and the like.")
     if not isinstance(chosen.reason, str):
         raise PluginError(
-            f"{whose} a `reason` of {shown(chosen.reason)}, where it must say in words why the "
-            "sizes are what they are."
+            f"{whose} a `reason` of {shown(chosen.reason)}, where it must give the reason for the "
+            "sizes in words."
         )

@@ -101,8 +101,8 @@ class KernelRows:
         if lacking:
             raise CapabilityError(
                 f"{where} leaves {listed(lacking, kind='table')} row-wise in a kernel without a "
-                f"row on some of {so_many(self.world_size, 'rank')}, where the first batch fails "
-                "and the other ranks wait. Plan again: take `plan` out of registry.yaml."
+                f"row on some of {so_many(self.world_size, 'rank')}, where the first batch would "
+                "fail while the other ranks wait. Plan again: take `plan` out of registry.yaml."
             )
 
     def _newly_lacking(

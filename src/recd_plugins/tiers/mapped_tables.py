@@ -64,7 +64,7 @@ class MappedSharder(WrappedSharder):
         if not takes_buffers():
             raise CapabilityError(
                 "mapped tables need fbgemm 1.7 or a newer one: kernels of an older one, as here, "
-                "keep rows in memory of their own. Keep the tables in memory, or move on to torch "
+                "keep rows in their own memory. Keep the tables in memory, or upgrade to torch "
                 "2.12, fbgemm 1.7 and TorchRec 1.7."
             )
         check_folder(folder)
@@ -82,12 +82,12 @@ class MappedSharder(WrappedSharder):
         if device is not None and device.type != "cpu":
             raise CapabilityError(
                 "mapped tables are for the CPU. On CUDA, TorchRec's kernel `fused_uvm_caching` "
-                "keeps tables in host memory: leave the mapping out."
+                "keeps tables in host memory: use it instead of mapped tables."
             )
         if isinstance(env, ShardingEnv2D):
             raise CapabilityError(
-                "mapped tables are for one process group over all ranks: leave the mapping, or "
-                "2D parallelism, out."
+                "mapped tables need one process group over all ranks: leave out mapped tables, or "
+                "2D parallelism."
             )
         files = _Files(self._folder)
         kernels = [
@@ -145,7 +145,7 @@ class MappedFile:
                 self._mapping = mmap.mmap(file.fileno(), num_bytes)
         except OSError as error:
             raise CapabilityError(
-                f"{folder}: {num_bytes / 1e9:,.3f} GB for a mapped table cannot be had "
+                f"{folder}: {num_bytes / 1e9:,.3f} GB for a mapped table cannot be allocated "
                 f"({error.strerror}); {free / 1e9:,.3f} GB are free. Name a folder on a larger "
                 f"disk ({KEYS}), or spread the table over more machines."
             ) from error
@@ -179,12 +179,12 @@ def check_folder(folder: Path) -> None:
     """`RegistryError` unless files can be made there, on a disk."""
     if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
         raise RegistryError(
-            f"{folder}: is no folder that this process may write to. Make it, or name another "
+            f"{folder}: is not a folder to which this process may write. Make it, or name another "
             "for mapped tables."
         )
     if (kind := file_system(folder)) in IN_MEMORY:
         raise RegistryError(
-            f"{folder}: lies in memory itself ({kind}). Name a folder on a disk for mapped tables "
+            f"{folder}: is itself in memory ({kind}). Name a folder on a disk for mapped tables "
             f"({KEYS})."
         )
 

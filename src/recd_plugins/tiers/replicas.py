@@ -287,11 +287,11 @@ class Replicas:
             if (now := home.writes) != before:
                 what = "weights" if now[0] != before[0] else "optimizer's states"
                 raise CapabilityError(
-                    f"tiers: the {what} of table {name!r} were written to while rows of it were "
-                    "in replicas: what was written to these rows would be lost, and what was read "
-                    "of them is old. Call model.state_dict() on every rank each time before you "
-                    "read or write weights, or the optimizer's: it brings all rows home until the "
-                    "next batch."
+                    f"tiers: the {what} of table {name!r} were changed while rows of it were in "
+                    "replicas: changes of these rows would be lost, and values that were read of "
+                    "them are old. Call model.state_dict() on every rank each time before you read "
+                    "or write weights, or the optimizer's: it brings all rows home until the next "
+                    "batch."
                 )
 
     def hold(self, table: str) -> bool:

@@ -134,8 +134,8 @@ class RowOptimizer:
             if not _rowwise_adagrad(*arrays, rate, eps):
                 raise DataError(
                     f"tiers: some row to update is none of {len(rows)}, or of them {len(state)} "
-                    f"have a state, or {len(which)} come with {len(gradients)} gradients. Ranks "
-                    "whose tier plans differ name such rows: give all of them the same plan."
+                    f"have a state, or {len(which)} come with {len(gradients)} gradients. This "
+                    "happens if tier plans differ between ranks: give all ranks the same plan."
                 )
             return
         # Stepped in float32, then rounded to the table's type: as fbgemm does.
@@ -218,8 +218,8 @@ def _rowwise_adagrad(
     eps: np.float32,
 ) -> bool:
     """`RowOptimizer.update` without decay, in one pass over the rows. Squares are added up by
-    fours, in one order on all processors, so that every rank gets the same sum. Where a row, its
-    state or its gradient does not exist, nothing is stepped and False is returned."""
+    fours, in the same order on all processors, so that every rank gets the same sum. If a row, its
+    state or its gradient does not exist, steps nothing and returns False."""
     if len(which) > len(gradients) or len(state) != len(rows) or not all_below(which, len(rows)):
         return False
     columns = gradients.shape[1]
@@ -264,7 +264,7 @@ def check_repeatable(kernel: KeyedOptimizer, tables: Sequence[str]) -> None:
         what.append(f"{name} with states of {', '.join(others)}")
     if what:
         raise CapabilityError(
-            f"tiers: tables {', '.join(tables)} are updated by fbgemm's {', '.join(what)}, which "
-            f"replicas cannot repeat. Use one of {', '.join(KINDS.values())}, or leave these "
-            "tables out of the tier plan."
+            f"tiers: tables {', '.join(tables)} are updated by fbgemm's {', '.join(what)}, whose "
+            f"arithmetic replicas cannot repeat. Use one of {', '.join(KINDS.values())}, or leave "
+            "these tables out of the tier plan."
         )

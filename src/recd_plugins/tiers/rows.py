@@ -195,7 +195,7 @@ def _put(joined: Tensor, at: Tensor, rows: Tensor, which: Tensor | None) -> None
     if not _put_rows(joined.numpy(), at.numpy(), rows.detach().contiguous().numpy(), which.numpy()):
         raise DataError(
             f"tiers: some id is none of {len(joined)}, or its row none of {len(rows)} that came. "
-            "Ranks whose tier plans differ answer with other rows: give all of them the same plan."
+            "This happens if tier plans differ between ranks: give all ranks the same plan."
         )
 
 
@@ -206,8 +206,8 @@ def _put_rows(
     rows: npt.NDArray[np.float32],
     which: npt.NDArray[np.int64],
 ) -> bool:
-    """Without `which` row i is the i-th. No row is copied in between. Where an id or a row does not
-    exist, nothing is put and False is returned."""
+    """Copies rows `which` to the places `at`; without `which`, the i-th row to the i-th of these
+    places. If a place or a row does not exist, copies nothing and returns False."""
     rows_there = all_below(which, len(rows)) if which.size else len(at) <= len(rows)
     if not (rows_there and all_below(at, len(joined))):
         return False

@@ -126,8 +126,8 @@ class TierCluster:
         known = set(self.plan.tables).union(*(tiers.tables for tiers in self._tiers))
         if others := sorted(set(plan.tables) - known):
             raise RegistryError(
-                f"the new tier plan names {', '.join(others)}, which the model was sharded "
-                "without tiers for. Name tables of the first plan alone, or shard anew."
+                f"the new tier plan names {', '.join(others)}, for which the model was sharded "
+                "without tiers. Name only tables of the first plan, or shard the model again."
             )
         for tiers in self._tiers:
             tiers.check(plan)
@@ -182,7 +182,7 @@ class TierSharder(WrappedSharder):
         if isinstance(sharded_module, TieredModule | TierRowBagCollection):
             raise CapabilityError(
                 "tiers: a collection with replicas cannot be resharded. Leave its tables out of "
-                "the tier plan, or shard the model anew."
+                "the tier plan, or shard the model again."
             )
         return self._inner.reshard(sharded_module, *rest, **options)
 

@@ -197,7 +197,8 @@ def _check_row_wise(
         if shardings[name].compute_kernel == "dense":
             raise CapabilityError(
                 f"tiers: table {name!r} has a tier plan, but TorchRec's plan gives it the dense "
-                "kernel, whose rows the dense optimizer steps: replicas repeat a fused one. Name "
+                "kernel, whose rows the dense optimizer steps, but replicas repeat a fused "
+                "optimizer. Name "
                 'it, as `row_wise(compute_kernel="fused")`, or leave the table out of the tier '
                 "plan."
             )
@@ -220,8 +221,8 @@ def _check_every_rank_has_rows(
         served = len(rows) - len(without)
         raise CapabilityError(
             f"tiers: of {', '.join(planned)}, rank {without[0]} would have no row, and fbgemm "
-            f"cannot look up in none: row-wise, these tables have rows on {served} of {len(rows)} "
-            "ranks. Leave them out of the tier plan and shard them table_wise, or "
+            f"cannot look up in an empty table: row-wise, these tables have rows on {served} of "
+            f"{len(rows)} ranks. Leave them out of the tier plan and shard them table_wise, or "
             "give them more rows."
         )
 
@@ -259,5 +260,5 @@ def check_rows(group: TableGroup, plan: TierPlan) -> None:
             if rows.size and rows.max() >= num_rows:
                 raise RegistryError(
                     f"tier plan of table {name!r} names row {rows.max()}, but the table has "
-                    f"{num_rows}. Plan anew for this model."
+                    f"{num_rows}. Plan again for this model."
                 )

@@ -630,14 +630,16 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if not isinstance(chosen, Mapping):
             raise PluginError(
                 f"{self.slot}: {self.name}: its `tables` returned a {type(chosen).__name__}, where "
-                "it must return some of model_tables(model), by name."
+                "it must return a mapping from names to some of model_tables(model)."
             )
         every = model_tables(model)
         for name, table in chosen.items():
             of_table = f"{self.slot}: {self.name}: its `tables` returned as table {shown(name)}"
             check_made(table, ModelTable, of_table, "Take those of model_tables(model).")
             if name not in every:
-                raise PluginError(f"{of_table}, which the model has not; {nearest(name, every)}")
+                raise PluginError(
+                    f"{of_table}, which the model does not have; {nearest(name, every)}"
+                )
         self._left.begin(model, chosen, self.fused, sharders_of(self.others))
         return {
             name: table

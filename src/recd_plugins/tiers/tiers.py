@@ -149,7 +149,7 @@ class Tiers:
         if features.variable_stride_per_key():
             raise CapabilityError(
                 "tiers: the KJT's keys differ in batch size (variable batch per feature), which "
-                "replicas do not take. Pass the unique samples of an IKJT, or a plain KJT."
+                "replicas do not support. Pass the unique samples of an IKJT, or a plain KJT."
             )
         keys = features.keys()
         if keys != self._keys:
@@ -201,8 +201,8 @@ class Tiers:
             warnings.warn(
                 f"table {feature.table!r} has {so_many(num_rows, 'row')}, but feature "
                 f"{feature.feature!r} has the id {int(ids[first])}. Row {int(rows[first])} is "
-                "looked up for it, as TorchRec would. Map the ids into the table, or give it "
-                "more rows.",
+                "looked up instead, as TorchRec does. Map the ids into the table, or give it more "
+                "rows.",
                 stacklevel=2,
             )
             self._warned = True
@@ -236,7 +236,7 @@ class Tiers:
             if any(update.batch.replicas is self._holder for update in to_come):
                 raise CapabilityError(
                     "tiers: a batch of the new plan is computed between a forward of the old one "
-                    "and its backward. Call retier after the backward; of a loss that has none, "
+                    "and its backward. Call retier after the backward; if a loss has no backward, "
                     "keep `loss.detach()`."
                 )
             self.flush()
@@ -330,7 +330,7 @@ class Tiers:
         return CapabilityError(
             f"tiers: TorchRec's delta tracker would miss the rows of {tables} that have replicas. "
             "Leave these tables to TorchRec (`tables` of the planner in registry.yaml names those "
-            "that may have any), or the tracker out."
+            "that may have any), or leave out the tracker."
         )
 
     def check(self, plan: TierPlan) -> None:

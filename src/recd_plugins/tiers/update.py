@@ -101,8 +101,8 @@ class Update:
         if self not in backward.updates:
             if self.batch.replicas.replaced:
                 raise CapabilityError(
-                    "tiers: a second backward of a batch (retain_graph) whose tier plan has been "
-                    "left since its first. Call retier after the last backward."
+                    "tiers: a second backward of a batch (retain_graph) whose tier plan was "
+                    "replaced after the first backward. Call retier after the last backward."
                 )
             if not self.batch.replicas.filled:  # someone had the state dict since
                 self.batch.replicas.fill()

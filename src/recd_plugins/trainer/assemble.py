@@ -50,7 +50,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     plan = stack.plan(model, sharders=stack.default_sharders())
     if not plan.plan and (whole := left_whole(model, stack.default_sharders(), plan)):
         raise PluginError(
-            f"{stack.planned_by}: its `plan` places no table at all, and the model has some in "
+            f"{stack.planned_by}: its `plan` places no table at all, but the model has some in "
             f"{listed(whole, kind='module')}. Return a place for every table."
         )
     sharded = DistributedModelParallel(
@@ -97,7 +97,7 @@ def with_sync_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
         raise CapabilityError(
             "train.sync_batch_norm: torch's SyncBatchNorm runs on CUDA alone, and this job runs on "
             f"{device.type}. Set it to false: each rank then normalises over its own batch of "
-            "train.batch_size samples; or train on one rank, whose batch is the whole."
+            "train.batch_size samples; or train on one rank, whose batch is the whole one."
         )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return converted

@@ -99,8 +99,8 @@ def attempt_name(store: Store, rank: int, world_size: int, patience: float = PAT
     raise RecdError(
         f"rank {rank} waited {patience:,.0f} s (train.hang_after) for the "
         f"{so_many(world_size, 'rank')} of its job to meet at {os.environ.get('MASTER_ADDR')}; "
-        f"{listed(missing, NAMED, kind='rank')} did not come. See whether they were started, and "
-        "what keeps them: what a rank reads before is its programs, its registry and its plugins."
+        f"{listed(missing, NAMED, kind='rank')} did not come. Check whether they were started, and "
+        "what keeps them: before this, a rank reads its programs, its registry and its plugins."
     )
 
 

@@ -402,7 +402,8 @@ class Loop:
             who = [one.who for slot in ("model", "pooling") for one in made.chosen(slot)]
             reason = (
                 "the model makes it of weights as they begin, before any rate has a part in it. "
-                f"See what its modules divide by and take logarithms of: {'; '.join(who)}"
+                "Check by what its modules divide, and of what they take logarithms: "
+                f"{'; '.join(who)}"
             )
         kept = self._losses.keep(self._settings.run / "diverged", step or self._training.step)
         dist.barrier()

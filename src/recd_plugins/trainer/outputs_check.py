@@ -31,7 +31,7 @@ def watch_outputs(model: nn.Module, who: str) -> None:
         if module.training and torch.is_grad_enabled() and not loss.requires_grad:
             raise PluginError(
                 f"{who}: forward returned a loss without a gradient, so that nothing would be "
-                f"trained. {FIX} Detach what stands behind the loss, and not the loss."
+                f"trained. {FIX} Detach what is returned behind the loss, not the loss itself."
             )
         if logits.numel() != labels.numel() or weights.shape != logits.shape[:1]:
             raise PluginError(

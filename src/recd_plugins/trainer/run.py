@@ -78,8 +78,8 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
         raise CapabilityError(
             f"RANK is set, so this is rank {rank} of {so_many(world_size, 'rank')}, which do not "
             f"meet at {where} ({without_frames(error)}). Start all of them, as torchrun does, with "
-            "a host that all reach and a port that nobody has (MASTER_ADDR, MASTER_PORT); or unset "
-            "RANK, and the ranks of this machine are started here."
+            "a host that all reach and a free port (MASTER_ADDR, MASTER_PORT); or unset RANK, and "
+            "the ranks of this machine are started here."
         ) from error
     try:
         with left_failures():

@@ -42,19 +42,19 @@ def check_is_run(run: Path, option: str = "train.run") -> None:
     here = Path.cwd()
     if Path(os.path.realpath(run)) in (here, *here.parents):
         raise RegistryError(
-            f"{option}: {run} is the folder that this is called in, or one that it is in. Name "
-            "one for the run, as runs/first."
+            f"{option}: {run} is the folder in which this command runs, or a folder above it. Name "
+            "a folder for the run, such as runs/first."
         )
     if not run.exists():
         check_makes_files(run, option)
         return
     if not run.is_dir():
-        raise RegistryError(f"{option}: {run} is no folder. Name another.")
+        raise RegistryError(f"{option}: {run} is not a folder. Name another.")
     held = sorted(one.name for one in run.iterdir() if not one.name.startswith("."))
     if held and not set(held) & set(OF_A_RUN):
         raise RegistryError(
-            f"{option}: {run} is no run: it holds {listed(held)}. Name a folder that is empty, or "
-            "not there."
+            f"{option}: {run} is not a run's folder: it holds {listed(held)}. Name a folder that "
+            "is empty, or not there."
         )
 
 
@@ -80,8 +80,8 @@ def check_makes_files(path: Path, option: str) -> None:
             pass
     except OSError as error:
         raise RegistryError(
-            f"{option}: {path} cannot be written, for {folder} takes no files ({error.strerror}). "
-            "Name another."
+            f"{option}: {path} cannot be written, because {folder} takes no files "
+            f"({error.strerror}). Name another."
         ) from None
 
 
@@ -144,13 +144,13 @@ class RunLock:
             locked = self._lock.take()
         except LockHeld as held:
             raise RegistryError(
-                f"{self._option}: {self._run} is being trained in by {held}. Wait for its end, or "
-                "name another folder."
+                f"{self._option}: {self._run} is being trained in by {held}. Wait until that ends, "
+                "or name another folder."
             ) from None
         if not locked:
             warnings.warn(
-                f"{self._option}: the file system of {self._run} has no locks, so nobody refuses a "
-                "second job that trains there. Give each job a folder of its own.",
+                f"{self._option}: the file system of {self._run} has no locks, so a second job "
+                "that trains there cannot be refused. Give each job a folder of its own.",
                 NoticeWarning,
                 stacklevel=2,
             )

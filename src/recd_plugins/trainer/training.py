@@ -72,7 +72,7 @@ class Training:
     def say(self, text: str) -> None:
         """Print a line on rank 0's console, in `on_metrics` after the line of the metrics."""
         if not isinstance(text, str):
-            raise TypeError(f"training.say takes a text, and was given {shown(text)}")
+            raise TypeError(f"training.say takes a text, but was given {shown(text)}")
         self.lines.append(text)
 
     def log(self, kind: str, values: Mapping[str, Any]) -> None:
@@ -85,10 +85,10 @@ class Training:
         all."""
         if not isinstance(reason, str) or not reason.strip():
             raise TypeError(
-                "training.stop takes why the run ends, in words, and was given "
-                f"{shown(reason)}: it ends after the next step, whenever it is called, as in "
-                "`if training.step == 3: training.stop('enough')`; `train.steps` says how many "
-                "steps there are"
+                "training.stop takes the reason why the run ends, in words, but was given "
+                f"{shown(reason)}: it ends after the next step, whenever it is called, as in `if "
+                "training.step == 3: training.stop('enough')`; `train.steps` says how many steps "
+                "there are"
             )
         self.stopping = self.stopping or reason
 
@@ -226,13 +226,13 @@ def _check_logged(kind: object, values: object) -> None:
     """`TypeError` or `ValueError` unless the kind and the values can be a line of metrics.jsonl."""
     if not isinstance(kind, str) or not isinstance(values, Mapping):
         raise TypeError(
-            "training.log takes the kind of a line and a mapping of values, and was given "
+            "training.log takes the kind of a line and a mapping of values, but was given "
             f"{shown(kind)} and {shown(values)}"
         )
     if kind in OF_THE_RUN:
         raise ValueError(
-            f"training.log was given the kind {kind!r}, whose lines are the run's own: name "
-            "yours otherwise"
+            f"training.log was given the kind {kind!r}, which the run itself uses: choose another "
+            "name"
         )
     if taken := [name for name in OF_A_LINE if name in values]:
         raise ValueError(
@@ -270,7 +270,7 @@ def _check_standing(before: Sequence[object], after: Sequence[object], whose: st
     )
     for (what, fix), was, now in zip(parts, before, after, strict=True):
         if now != was:
-            raise PluginError(f"{whose} left {what} than it found: {now}, for {was}. {fix}")
+            raise PluginError(f"{whose} left {what} than it found: {now} instead of {was}. {fix}")
 
 
 def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
@@ -280,20 +280,21 @@ def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
         gone = [name for name in KEPT if name not in left]
         if gone:
             raise PluginError(
-                f"{whose} took away {gone[0]!r}, which a run prints. Add, and leave it."
+                f"{whose} removed {gone[0]!r}, which a run prints. Add metrics, but do not remove "
+                "any."
             )
         for name, value in left.items():
             if not isinstance(value, int | float) and (value is not None or name in KEPT):
                 raise PluginError(
-                    f"{whose} left {shown(value)} as the metric {name!r}. Leave a number of "
-                    "Python's, as `float(...)` makes of a tensor."
+                    f"{whose} left {shown(value)} as the metric {name!r}. Give a number of Python, "
+                    "as `float(...)` makes from a tensor."
                 )
     try:
         json.dumps(left)
     except (TypeError, ValueError) as error:
         raise PluginError(
-            f"{whose} left what cannot be written as JSON ({error}). Keep numbers, texts, lists "
-            "and mappings in it."
+            f"{whose} left a value that cannot be written as JSON ({error}). Keep numbers, texts, "
+            "lists and mappings in it."
         ) from error
 
 

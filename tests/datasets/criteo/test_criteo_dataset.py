@@ -178,15 +178,16 @@ def test_absent_files_and_too_few_rows_are_named(raw: Callable[..., Path], tmp_p
         ({"train": ["a"], "index": "hahs"}, "did you mean 'hash'"),
         (
             {"train": ["a"], "num_ids": 1_000},
-            r"dataset\.num_ids: does nothing here, for `index: frequency` makes a row of each",
+            r"dataset\.num_ids: does nothing here, because `index: frequency` makes a row of each",
         ),
         (
             {"train": ["a"], "index": "hash", "frequency_threshold": 2},
-            r"dataset\.frequency_threshold: does nothing here, for `index: hash` counts no",
+            r"dataset\.frequency_threshold: does nothing here, because `index: hash` counts no",
         ),
         (
             {"train": ["a"], "test": ["b"], "test_fraction": 0.5},
-            r"dataset\.test_fraction: does nothing here, for `test` names the files to hold out",
+            r"dataset\.test_fraction: does nothing here, because `test` names the files to "
+            r"hold out",
         ),
     ],
 )

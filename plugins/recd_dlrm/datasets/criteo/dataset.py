@@ -146,7 +146,7 @@ class CriteoConfig(Config):
             ("num_ids", not hashed, "`index: frequency` makes a row of each category"),
         ):
             if idle and getattr(self, option) != getattr(CriteoConfig, option):
-                raise RegistryError(f"does nothing here, for {why}: take it out.", where=option)
+                raise RegistryError(f"does nothing here, because {why}: take it out.", where=option)
 
 
 class FileSpan(NamedTuple):

@@ -95,8 +95,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
                     rest += data
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: cannot be read to its end ({error}). Check that it is a file, is whole, "
-            "and is compressed as its name says; else download it again."
+            f"{path}: cannot be read to its end ({error}). Check that it is a whole file, and is "
+            "compressed as its name says, or download it again."
         ) from error
     if rest:
         yield rest

@@ -93,8 +93,8 @@ class TraceConfig(RowsConfig):
         for feature in self.features if not self.adjusted else ():
             if feature.floor is not None:
                 raise RegistryError(
-                    f"the floor of {feature.name!r} does nothing here, for `adjusted: false` has "
-                    "none: take one of the two out.",
+                    f"the floor of {feature.name!r} does nothing here, because `adjusted: false` "
+                    "has none: take one of the two out.",
                     where="features",
                 )
 
@@ -183,8 +183,8 @@ def _profile(feature: TraceFeature, limit: int, seed: tuple[int, ...]) -> StackP
         found = found.renumbered()
     if (least := found.unique.min()) < 0:
         raise DataError(
-            f"dataset.features: {feature.name}: its trace holds id {least}, but a table's rows "
-            "count from 0. Set `renumber: true`."
+            f"dataset.features: {feature.name}: its trace holds id {least}, but rows of a table "
+            "are numbered from 0. Set `renumber: true`."
         )
     return found
 
@@ -199,8 +199,8 @@ def _ids(path: Path) -> Iterator[int]:
         for word in line.replace(",", " ").split():
             if not re.fullmatch(r"[+-]?[0-9]{1,18}", word):
                 raise DataError(
-                    f"{path}:{number}: {word!r} is not an id. A trace is whole numbers of at "
-                    "most 18 digits, parted by spaces, commas or line ends."
+                    f"{path}:{number}: {word!r} is not an id. A trace is whole numbers of at most "
+                    "18 digits, separated by spaces, commas or line ends."
                 )
             yield int(word)
 

@@ -59,7 +59,7 @@ def vectors_of(array: pa.Array, width: int, nulls: Nulls, spot: Spot) -> pa.Arra
         raise spot.error_at(
             bad,
             f"holds a list of {lengths[bad][0]} numbers, but its width is {width},",
-            "Mend its width in the schema, or the lists where the table is made.",
+            "Correct its width in the schema, or the lists where the table is made.",
         )
     numbers = np.full((len(array), width), np.nan, np.float32)
     numbers[there] = numbers_of(array.flatten()).reshape(-1, width)
@@ -179,7 +179,7 @@ def float_type_problem(kind: pa.DataType, width: int | None) -> tuple[str, str] 
     if not (are_integers(element) or pa.types.is_null(element)):
         return (f"is {kind}, but must be a list of numbers", "Make it one where the table is made.")
     if pa.types.is_fixed_size_list(inner) and inner.list_size != width:
-        return (f"is {kind}, but its width in the schema is {width}", "Mend it there.")
+        return (f"is {kind}, but its width in the schema is {width}", "Correct it there.")
     return None
 
 

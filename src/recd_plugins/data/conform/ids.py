@@ -103,7 +103,7 @@ def _to_ids(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt.NDArra
     if found.dtype == np.uint64 and len(found) and found.max() > np.iinfo(np.int64).max:
         raise spot.error(
             f"holds {found.max()}, which is beyond int64",
-            "Say `ids: hash` in its entry of the schema, which takes integers of any size.",
+            "Write `ids: hash` in its entry of the schema, which takes integers of any size.",
         )
     return found.view(np.int64)
 
@@ -115,7 +115,7 @@ def _by_vocabulary(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt
         raise spot.error(
             "has `ids: vocabulary` but no vocabulary yet",
             "`recd data import` makes it, with the table; or name its file in the entry of the "
-            "schema, as `vocabulary: FILE`, or say `ids: hash`.",
+            "schema, as `vocabulary: FILE`, or write `ids: hash`.",
         )
     found = load_vocabulary(feature.vocabulary)
     if found.num_ids > feature.num_ids:
@@ -178,7 +178,7 @@ def _element_problem(
     if feature.ids == "as_is" and are_texts(element):
         return (
             f"is {kind}, but its ids are taken as they are, which texts cannot be",
-            "Say `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
+            "Write `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
         )
     return None
 
@@ -189,8 +189,8 @@ def id_error(
     """The error for an id outside [0, num_ids)."""
     in_row = "" if row is None else f" in row {row:,}"
     return DataError(
-        f"{where}: feature {feature!r} holds id {found}{in_row}, outside [0, {num_ids}). "
-        "Raise its num_ids in the schema; where that is one of files, `ids: hash` takes any."
+        f"{where}: feature {feature!r} holds id {found}{in_row}, outside [0, {num_ids}). Raise its "
+        "num_ids in the schema; in a schema of foreign files, `ids: hash` takes any id."
     )
 
 

@@ -111,7 +111,7 @@ def _ms_of_value(value: int | float | str, unit: TimeUnit, spot: Spot) -> int:
         raise spot.error(
             f"has {value!r} as its value for nulls, which is neither a number of "
             f"`timestamp_unit: {unit}` nor a date",
-            "Mend it under `nulls` of the schema.",
+            "Correct it under `nulls` of the schema.",
         ) from error
     ms: int = times[0].as_py()
     return ms
@@ -224,7 +224,7 @@ def _filled(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
     except (pa.ArrowException, ArithmeticError, ValueError) as error:
         raise spot.error(
             f"is {array.type}, which its value for nulls, {nulls.value!r}, is not ({error})",
-            "Mend it under `nulls` of the schema.",
+            "Correct it under `nulls` of the schema.",
         ) from error
     return pc.if_else(pa.array(absent), value, array)
 

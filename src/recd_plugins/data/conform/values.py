@@ -305,5 +305,5 @@ def text_error(array: pa.Array, spot: Spot) -> Exception:
     some = plain(array)[0].as_py() if len(array) else ""
     return spot.error(
         f"holds texts, as {shown(some)}, but its ids are taken as they are",
-        "Say `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
+        "Write `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
     )

@@ -69,7 +69,7 @@ class VocabularyIds:
         self._keys = np.zeros(size, np.uint64)
         self._ids = np.full(size, -1, np.int64)
         if not _fill(keys, others, self._keys, self._ids):
-            raise DataError(f"{where}: holds a value twice. Let each stand in one row.")
+            raise DataError(f"{where}: holds a value twice. Each value must be in one row only.")
 
     def encode(self, keys: U64) -> I64:
         """The ids [N] of values with these hashes [N]."""
@@ -113,8 +113,8 @@ class VocabularyCounts:
     def _check(self, values: int) -> None:
         if values > MOST_DISTINCT:
             raise DataError(
-                f"feature {self._name!r} has more than {MOST_DISTINCT:,} different values, which "
-                "takes too much memory to count. Say `ids: hash` in its entry of the schema."
+                f"feature {self._name!r} has more than {MOST_DISTINCT:,} different values, and "
+                "counting them takes too much memory. Write `ids: hash` in its entry of the schema."
             )
 
     def save(self, path: Location, *, most: int, least_count: int = 1, others: int = 1) -> int:
@@ -153,7 +153,7 @@ def _spelled(values: pa.Array, spot: Spot) -> pa.Array:
     except pa.ArrowInvalid:
         raise spot.error(
             "holds bytes that are no UTF-8, which a vocabulary cannot spell",
-            "Say `ids: hash` in its entry of the schema.",
+            "Write `ids: hash` in its entry of the schema.",
         ) from None
 
 
@@ -172,9 +172,8 @@ def check_vocabularies(digests: Mapping[Location, str]) -> None:
     for path, digest in digests.items():
         if vocabulary_digest(path) != digest:
             raise DataError(
-                f"{path}: this vocabulary is not what it was when the table was opened. Do not "
-                "write to it while it is read; start anew with it as it is, or put back the one of "
-                "before."
+                f"{path}: this vocabulary has changed since the table was opened. Do not write to "
+                "it while it is read; start again with it as it is, or restore the old one."
             )
 
 
@@ -208,7 +207,9 @@ def _loaded(path: Location, mtime: int, size: int) -> VocabularyIds:
         with input_file(path) as file:
             table = pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no whole Parquet file, so no vocabulary ({error}).") from error
+        raise DataError(
+            f"{path}: is not a whole Parquet file, so not a vocabulary ({error})."
+        ) from error
     if "value" not in table.column_names:
         raise DataError(
             f"{path}: has no column 'value', but {', '.join(table.column_names)}: no vocabulary. "
@@ -252,7 +253,8 @@ def counted(columns: Sequence[pa.Array], spot: Spot, missing: Sequence[int | str
 
 @kernel
 def _fill(keys: U64, first: int, slots: U64, ids: I64) -> bool:
-    """Enter each key under its id; whether all differ. `slots`: a power of two, half of them."""
+    """Enter each key with its id. Returns whether all keys differ. The number of `slots` is a power
+    of two, and keys take at most half of them."""
     mask = np.uint64(len(slots) - 1)
     for i in range(len(keys)):
         at = keys[i] & mask

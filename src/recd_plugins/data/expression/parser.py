@@ -66,7 +66,9 @@ class _Parser:
 
     def parsed(self) -> Node:
         if not self._tokens:
-            raise RegistryError("is empty. Say which rows, or take it out.", self._where)
+            raise RegistryError(
+                "is empty. Write which rows to take, or take the option out.", self._where
+            )
         try:
             found = self._joined("or", lambda: self._joined("and", self._negated))
         except RecursionError:
@@ -154,7 +156,7 @@ class _Parser:
     def _literal(self) -> tuple[Literal, TextRange]:
         token = self._next
         if token is not None and token.kind == "word" and token.text == "null":
-            raise self._wrong("a value; of nulls say `is null` or `is not null`")
+            raise self._wrong("a value; of nulls write `is null` or `is not null`")
         if token is None or not self._is_literal(token):
             raise self._wrong('a value: a number, a date, true, false, or a "text" in quotes')
         self._at += 1

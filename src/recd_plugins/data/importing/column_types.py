@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 WHOLE = re.compile(r"'-?\d+\.0*'")
-MEND = "Mend this value, or take the line out."
+MEND = "Correct this value, or take the line out."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
         return "is an object whose keys are ids", as_pairs(name)
     known = nearest(name, read_as.types)
     what = "is in no line, but the schema names it"
-    return what, f"{known} Mend its name in the schema, or take it out."
+    return what, f"{known} Correct its name in the schema, or take it out."
 
 
 def as_pairs(name: str) -> str:

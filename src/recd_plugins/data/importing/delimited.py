@@ -127,9 +127,9 @@ def _no_quotes(path: Location, text: str, file: ForeignFile) -> DataError:
     odd = text.split("\n")[line - 1].strip()
     return DataError(
         f"{path}:{line}: `text: {{escapes: true}}` of the schema says how quotes within quotes are "
-        f"read, but here quotes are characters of their fields, as in {shown(odd[:80])}. Take "
-        "`escapes` out of a schema for this file, and import it apart; or put each field that has "
-        "a quote into quotes."
+        f"read, but in this file quotes are part of the text, as in {shown(odd[:80])}. Import this "
+        "file by itself, with a schema without `escapes`; or put each field that has a quote into "
+        "quotes."
     )
 
 
@@ -141,9 +141,9 @@ def _check_no_blanks(path: Location, rows: Sequence[Sequence[str]]) -> None:
     named = len({*words[0]}) == len(words[0]) and all(map(WORD.fullmatch, words[0]))
     if named and _any_number(words[1:]):
         raise DataError(
-            f"{path}: its lines seem to be parted by blanks. If each is one field, say "
-            f"`--delimiter ,`; else part them by tabs: sed -E 's/^ +//; s/ +/\\t/g' {path.name} > "
-            f"{path.stem}.rows.tsv"
+            f"{path}: blanks seem to separate the fields of its lines. If each line is one field, "
+            "give `--delimiter ,`; otherwise separate the fields by tabs: sed -E 's/^ +//; s/ "
+            f"+/\\t/g' {path.name} > {path.stem}.rows.tsv"
         )
 
 
@@ -153,8 +153,8 @@ def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delim
     rest = f"{path.name} > {path.stem}.rows{path.suffix}"
     if SEPARATOR.match(text):
         raise DataError(
-            f"{path}: its first line says what parts its fields, as Excel has it. Take it out: "
-            f"tail -n +2 {rest}"
+            f"{path}: its first line names the delimiter, as Excel writes it. Take it out: tail -n "
+            f"+2 {rest}"
         )
     below = [len(row) for row in rows[1:]]
     if len(below) < 2 or (usual := max({*below}, key=below.count)) == len(rows[0]):
@@ -169,8 +169,8 @@ def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delim
         fields = f"{so_many(len(rows[0]), 'field')}"
         raise DataError(
             f"{path}: its first line has {fields}, {shown(line[:80])}, and those below have "
-            f"{usual}. If it names the columns, let it name each; if it is no part of the table, "
-            f"take it out: tail -n +2 {rest}"
+            f"{usual}. If it names the columns, it must name each; if it does not belong to the "
+            f"table, take it out: tail -n +2 {rest}"
         )
 
 
@@ -179,8 +179,8 @@ def check_delimiter(delimiter: str) -> None:
     several = len(delimiter) > 1 and any(one.isalnum() for one in delimiter)
     if not delimiter or odd or several:
         raise DataError(
-            f"delimiter {shown(delimiter)}: fields are parted by one character of ASCII, as ',' or "
-            "'\\t', or by several signs, as '::', no quote and no line's end among them."
+            f"delimiter {shown(delimiter)}: fields are separated by one character of ASCII, such "
+            "as ',' or '\\t', or by several signs, such as '::', without quotes and line ends."
         )
 
 

@@ -26,8 +26,9 @@ def checked_encoding(encoding: str) -> str:
     except (LookupError, ValueError):
         pass
     raise DataError(
-        f"encoding {shown(encoding)}: is none that Python knows in which ASCII keeps its bytes, "
-        "as latin-1, cp1251 or gb18030. Write text of others as UTF-8 (iconv)."
+        f"encoding {shown(encoding)}: is not an encoding that Python knows and in which ASCII "
+        "keeps its bytes, such as latin-1, cp1251 or gb18030. Convert text in other encodings to "
+        "UTF-8 (iconv)."
     )
 
 
@@ -44,7 +45,7 @@ def decoded(head: bytes, path: Location, encoding: str, *, whole: bool) -> str:
         around = head[max(start, at - 30) : at + 30].split(b"\n")[0].decode("latin-1").strip()
         raise DataError(
             f"{path}:{line}: holds bytes that are no {encoding.upper()} ({head[at : at + 8]!r}). "
-            f"Say what it is by `--encoding`: as latin-1 they would read {around!r}."
+            f"Give the encoding by `--encoding`: as latin-1 these bytes would read {around!r}."
         ) from None
 
 

@@ -73,7 +73,7 @@ def format_of(
     called as its table calls them."""
     head, compression = _head(path)
     if not head.strip():
-        raise DataError(f"{path}: the file is empty. Take it out, or fetch it again.")
+        raise DataError(f"{path}: the file is empty. Take it out, or download it again.")
     for magic, what in OTHERS.items():
         if head.startswith(magic):
             if path.suffix.lower() in (".xlsx", ".xlsm"):
@@ -91,7 +91,7 @@ def format_of(
     head = head[bom:]
     text = decoded(head, path, encoding, whole=len(head) < HEAD_BYTES // 2)
     if not text.strip():
-        raise DataError(f"{path}: the file has no text. Take it out, or fetch it again.")
+        raise DataError(f"{path}: the file has no text. Take it out, or download it again.")
     if len(RETURNS.findall(text)) > 1 and "\n" not in text.strip("\n"):
         raise DataError(
             f"{path}: its lines end in carriage returns alone. Write them with newlines: "
@@ -125,7 +125,7 @@ def _head(path: Location) -> tuple[bytes, str | None]:
     except (pa.ArrowException, OSError) as error:
         if compression is not None:
             raise cut_short(path, compression, "cannot be unpacked", error) from error
-        raise DataError(f"{path}: cannot be read ({error}). Check its rights.") from error
+        raise DataError(f"{path}: cannot be read ({error}). Check its permissions.") from error
 
 
 def _parquet(path: Location, table_names: TableNames | None) -> ForeignFile:
@@ -162,7 +162,7 @@ def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
         except ValueError as error:
             cure = f"Write one object per line ({_jq('-c .', path, compression)})."
             if names:  # a line before it is an object
-                cure = "Mend this line, or take it out."
+                cure = "Correct this line, or take it out."
             elif line.startswith(("{'", "{u'")):
                 cure = (
                     "It is a dict of Python: write json.dumps(ast.literal_eval(line)) of each line."
@@ -225,6 +225,7 @@ def _check_no_svm(path: Location, text: str) -> None:
     if any(one and one["field"] for one in found):
         what, cure = "libffm", "sed -E 's/ /\\t/; s/([0-9]+):([0-9]+):/\\1_\\2:/g'"
     raise DataError(
-        f"{path}: is {what}, a label and `index:value`s behind it. Part the label from these by a "
-        f"tab, and they are ids with weights: {cure} {path.name} > {path.stem}.tsv"
+        f"{path}: is {what}, a label and `index:value`s behind it. Separate the label from these "
+        f"pairs by a tab, so that they can be read as ids with weights: {cure} {path.name} > "
+        f"{path.stem}.tsv"
     )

@@ -40,7 +40,7 @@ def json_rows(lines: Lines, columns: Sequence[str], read_as: ColumnTypes) -> pa.
         if at:
             where = f"{lines.file.path}:{lines.line_of_row(int(at[1]) + 1)}"
         path = re.search(r"Column\(/?([^)]+)\)", message)
-        reason = f"{where}: {message}. Mend this line, or take it out."
+        reason = f"{where}: {message}. Correct this line, or take it out."
         if path is None:
             suspects = () if message.startswith("JSON parse error") else wheres.items()
             for name, one in suspects:

@@ -52,8 +52,8 @@ def json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
                 if row is not None:
                     where = f"{lines.file.path}:{lines.line_of_row(int(row[1]) + 1)}"
                 raise DataError(
-                    f"{where}: cannot be read as lines of JSON: {error}. Mend the line, or take it "
-                    "out."
+                    f"{where}: cannot be read as lines of JSON: {error}. Correct the line, or take "
+                    "it out."
                 ) from None
             before.append(changed[1])
             way = without_elements(changed[1].removeprefix("/").split("/"))
@@ -134,7 +134,7 @@ def _without_key(lines: Lines, content: pa.Buffer, way: str) -> tuple[pa.Buffer,
         each = content.to_pybytes().split(b"\n")
         rows = [json.loads(line) for line in each if line.strip()]
     except ValueError as error:
-        raise DataError(f"{lines.where}: a line is no JSON ({error}). Mend it.") from None
+        raise DataError(f"{lines.where}: a line is not JSON ({error}). Correct it.") from None
     for row in rows:
         take_out(row, way)
     return pa.py_buffer("\n".join(map(json.dumps, rows)).encode()), names

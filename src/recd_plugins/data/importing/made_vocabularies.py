@@ -58,8 +58,8 @@ class MadeVocabularies:
                 raise DataError(
                     f"the vocabularies of tables {other!r} and {table!r} would be the files "
                     f"{VOCABULARIES}/{_file_of(other)} and {file}, which many file systems take "
-                    f"for one. Rename a table: `table: {table}_2` in the schema's entry of each "
-                    f"feature of {table!r}."
+                    f"for the same file. Rename a table: `table: {table}_2` in the schema's entry "
+                    f"of each feature of {table!r}."
                 )
 
     def begun(self) -> dict[str, VocabularyCounts]:

@@ -84,7 +84,8 @@ class CatalogueBuilder:
         self._merge()
         if self._whole is None or self._whole.ids.size < 2:
             raise DataError(
-                "--negatives: there are fewer than two items, so there is none to draw beside one."
+                "--negatives: there are fewer than two items, so no other item can be drawn as a "
+                "negative."
             )
         return self._whole
 
@@ -130,8 +131,9 @@ def item_columns(schema: Schema, negatives: Negatives) -> tuple[str, ...]:
     found = [one.name for one in schema.sparse if one.kind == "item" and not one.sequence]
     if not found:
         raise RegistryError(
-            "the schema has no feature of kind item, sequences apart, that another item's could "
-            "replace. Name the item's columns, its id first: --item item_id --item brand.",
+            "the schema has no feature of kind item, apart from sequences, so nothing could be "
+            "replaced by another item's. Name the item's columns, its id first: --item item_id "
+            "--item brand.",
             "--negatives",
         )
     return _with_weights(schema, found)
@@ -149,9 +151,9 @@ def clicked(rows: pa.Table, column: str, where: str) -> I64:
     for chunk in rows[column].chunks:
         if np.any(np.diff(chunk.offsets.to_numpy()) != 1):
             raise DataError(
-                f"{where}: feature {column!r} has not one id in each row, so it is no item beside "
-                "which another could be drawn. Name the item's column: --item NAME; rows without "
-                "one are left out by `nulls: drop` in its entry of the schema."
+                f"{where}: feature {column!r} does not have one id in each row, so it is not an "
+                "item to which negatives could be drawn. Name the item's column: --item NAME; rows "
+                "without one are left out by `nulls: drop` in its entry of the schema."
             )
         parts.append(chunk.flatten().to_numpy())
     return np.concatenate(parts)

@@ -146,8 +146,8 @@ def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[s
         if name not in (*file.columns, *absent) and file.format != "jsonl":
             raise DataError(
                 f"{file.path}: lacks column {name!r}, which the schema names; "
-                f"{nearest(name, file.columns)} If some files lack it, `--absent {name}` says so: "
-                "`nulls` of the schema holds there."
+                f"{nearest(name, file.columns)} If some files may lack it, give `--absent {name}`: "
+                "there `nulls` of the schema decides."
             )
 
 

@@ -348,9 +348,9 @@ class RowCheck:
             ends = pa.array([round(one.low / stated), round(one.high / stated)])
             fits = [unit] if (unit := date_digits(ends)) else []
         cure = (
-            f"In {fits[0]} they are of our time: say `timestamp_unit: {fits[0]}`."
+            f"In {fits[0]} they are of our time: write `timestamp_unit: {fits[0]}`."
             if fits
-            else "Mend the rows, or leave them out, if their time counts."
+            else "Correct the rows, or leave them out, if their time matters."
         )
         self._found.add(
             where, name, f"holds times from {_shown(one.low)} to {_shown(one.high)}", cure

@@ -434,5 +434,5 @@ def _types_differ(name: str, parts: Sequence[_SampledRows]) -> DataError:
     differ = " and ".join(f"{kind} in {file.path}" for kind, file in kinds.items())
     return DataError(
         f"files disagree on the type of column {name!r}: {differ}. Write them alike, import them "
-        "apart, or give a schema that does not name it."
+        "separately, or give a schema without the column."
     )

@@ -99,7 +99,7 @@ class Quantile:
         """The earliest time of the test rows; raises `DataError` if all rows have one time."""
         if self._low >= self._high:
             raise DataError(
-                f"--split-by time: column {column!r} holds one time alone. Split by hash:COLUMN."
+                f"--split-by time: column {column!r} holds only one time. Split by hash:COLUMN."
             )
         times = np.sort(np.concatenate(self._kept))
         place = min(int(np.ceil((1 - share) * times.size)), times.size - 1)

@@ -60,7 +60,7 @@ def survey(
     found = sample(files, wanted, alone=alone)
     if not found.rows:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        raise DataError(f"{files[0].path}{more}: holds no rows. Take it out, or fetch it again.")
+        raise DataError(f"{files[0].path}{more}: holds no rows. Take it out, or download it again.")
     _check_known(form, {*found.columns, *wanted})
     _check_headers(found)
     columns, read_as = typed(found, files[0], form, ids)
@@ -143,16 +143,19 @@ def _comma_doubts(found: Sample, read_as: ColumnTypes, form: TextForm) -> Iterat
     """What commas are taken for if the form does not say, and what else they may be."""
     for name in sorted(read_as.decimal_commas.difference(form.decimal_commas)):
         may_be = all_match(comma_numbers(found.columns[name]), GROUPED)
-        thousands = f"; if they part thousands, say `text: {{thousands: [{name}]}}` in the schema"
+        thousands = (
+            f"; if they separate thousands, write `text: {{thousands: [{name}]}}` in the schema"
+        )
         yield f"{name!r}: its commas are taken for decimal points{thousands * may_be}"
     for name in sorted(read_as.thousands.difference(form.thousands)):
         yield (
-            f"{name!r}: its commas are taken to part thousands; if they are decimal points, say "
-            f"`text: {{decimal_commas: [{name}]}}` in the schema"
+            f"{name!r}: its commas are taken to separate thousands; if they are decimal points, "
+            f"write `text: {{decimal_commas: [{name}]}}` in the schema"
         )
     for name in sorted(read_as.parted.keys() - form.lists.keys()):
         if read_as.parted[name] == "," and all_match(comma_numbers(found.columns[name]), GROUPED):
-            cure = f"say `text: {{thousands: [{name}]}}` in the schema"
+            cure = f"write `text: {{thousands: [{name}]}}` in the schema"
             if found.files[0].format == "jsonl":  # numbers in JSON have no commas
                 cure = "write numbers without them, and without quotes"
-            yield f"{name!r}: its commas are taken to part ids; if they part thousands, {cure}"
+            doubt = "its commas are taken to separate ids; if they separate thousands"
+            yield f"{name!r}: {doubt}, {cure}"

@@ -84,7 +84,7 @@ def foreign_files(
         cure = "import them apart."
         if file.format == first.format and file.header and first.header:
             lacked = listed(sorted(({*file.names} ^ {*first.names}) - {*absent}), 6)
-            cure = f"import them apart, or say `recd data import --absent NAME` of {lacked}."
+            cure = f"import them separately, or give `recd data import --absent NAME` for {lacked}."
         raise DataError(
             f"{file.path} is {file}, with columns {listed(file.names, 6)}; {first.path} is "
             f"{first}, with {listed(first.names, 6)}. Files of one table must be alike: {cure}"
@@ -273,7 +273,7 @@ def _check_is_text(file: ForeignFile, given: TextForm) -> None:
     if options:
         raise DataError(
             f"{file.path}: is {file}, whose columns are called {listed(file.names, 6)} there. "
-            f"{options} would do nothing, for it is of text alone: take it out."
+            f"{options} would do nothing, because it is for text alone: take it out."
         )
 
 

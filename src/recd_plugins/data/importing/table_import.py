@@ -198,7 +198,7 @@ class TableImport:
             if label.name not in names:
                 raise DataError(
                     f"{_together(self._files)}: no column is called {label.name!r}, the label of "
-                    "the schema. Name the label there; or, where each row is a click, say "
+                    "the schema. Name the label there; or, if each row is a click, give "
                     f"`--negatives 4`. {nearest(label.name, names)}"
                 )
 
@@ -294,11 +294,11 @@ class TableImport:
         if split == "train" and dropped:
             names = ", ".join(dropped)
             return DataError(
-                f"no row is left: nulls in {names} dropped all of them. Let the schema say another "
-                "`nulls`, or mend the column."
+                f"no row is left: all were dropped for nulls in {names}. Set another `nulls` in "
+                "the schema, or correct the column."
             )
         return DataError(
-            f"no row is for the {split} split. Give another `--test-share`, or split by another "
+            f"no row is in the {split} split. Give another `--test-share`, or split by another "
             "column."
         )
 

@@ -166,8 +166,8 @@ def _parted_by_one(lines: Lines) -> _Text:
     free = next((one for one in CONTROLS if one not in content), None)
     if free is None:
         raise DataError(
-            f"{lines.where}: has all control characters, so none can stand for {delimiter!r}. Is "
-            "it text?"
+            f"{lines.where}: holds every control character, so none is free to stand for "
+            f"{delimiter!r}. Check that it is text."
         )
     content = content.replace(delimiter.encode(), free)
     return _Text(lines, pa.py_buffer(content), free.decode())
@@ -227,7 +227,7 @@ def _numbers(texts: pa.ChunkedArray, decimals: bool) -> pa.ChunkedArray:
         having = pc.utf8_trim_whitespace(texts.filter(pc.match_substring(texts, ",")))
         odd = having.filter(pc.invert(pc.match_substring_regex(having, GROUPED)))
         if len(odd):
-            raise pa.ArrowInvalid(f"in {odd[0].as_py()[:40]!r} commas part no thousands")
+            raise pa.ArrowInvalid(f"in {odd[0].as_py()[:40]!r} commas separate no thousands")
     return without_commas(texts, decimals)
 
 
@@ -246,8 +246,8 @@ def _located(lines: Lines, message: str) -> DataError:
     where = f"{lines.file.path}:{lines.line_of_row(int(row))}"
     if column is None:
         return DataError(
-            f"{where}: {reason[:200]}. Mend this line, or take it out; `--delimiter` says what "
-            f"parts the fields, if {str(lines.file)!r} is wrong."
+            f"{where}: {reason[:200]}. Correct this line, or take it out; give the delimiter by "
+            f"`--delimiter`, if {str(lines.file)!r} is wrong."
         )
     name = lines.file.names[int(column)]
     if several := SEVERAL.search(reason):

@@ -53,8 +53,8 @@ def write_vocabulary(
             raise DataError(f"--column: the files have no {name!r}; {nearest(name, known)}")
     if most <= others:
         raise DataError(
-            f"--most: {most:,} ids are too few where {others:,} are for the other values. Give it "
-            "more, or --others fewer."
+            f"--most: {most:,} ids are too few where {others:,} are for the other values. Raise "
+            "it, or lower --others."
         )
 
     read_as = found.read_as.naming(columns, found.files[0])

@@ -133,7 +133,7 @@ def cut_lines(file: ForeignFile, at: int, row: int) -> Iterator[CutLines]:
                 if len(rest) > LONGEST_LINE:
                     raise DataError(
                         f"{file.path}:{first}: no line ends within {LONGEST_LINE >> 20} MiB from "
-                        "here. A quote that is never closed, or no text?"
+                        "here. Check whether a quote is never closed, and whether this is text."
                     )
     except (pa.ArrowException, OSError) as error:
         what = f"cannot be read to its end, after line {first - 1:,}"
@@ -171,7 +171,8 @@ def check_quotes_end(lines: Lines, text: pa.Buffer, rows: int) -> None:
             first = lines.first + content.count(b"\n", 0, found.start())
             last = lines.first + content.count(b"\n", 0, found.end())
             raise DataError(
-                f"{file.path}:{first}: opens a quote that is closed amid a field of line "
+                f"{file.path}:{first}: opens a quote that is closed in the middle of a field of "
+                "line "
                 f'{last:,}: these lines would be one value. Close it, or double it ("") if it is a '
                 "character of its field."
             )

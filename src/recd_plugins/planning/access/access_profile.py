@@ -268,8 +268,8 @@ class Tally:
         if not self.samples and self.batches:
             raise DataError(
                 f"profile: there are no samples to count: {so_many(self.batches, 'batch')} came, "
-                "and none with a sample. See what the loader, or the collate_fn that makes its "
-                "batches, leaves of them."
+                "and none had a sample. Check what the loader, or the collate_fn that makes its "
+                "batches, leaves out."
             )
         if not self.samples:
             raise DataError(

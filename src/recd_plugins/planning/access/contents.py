@@ -100,7 +100,7 @@ class Contents:
 def _warn(what: str) -> None:
     warnings.warn(
         f"batches: reading some of them for a plan {what}. Write `loader = stack.peek(loader)`, "
-        "plan with that, and train the first pass with it.",
+        "plan with that loader, and train the first pass with it.",
         NoticeWarning,
         stacklevel=2,
     )

@@ -55,8 +55,8 @@ class RowCounter:
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
             raise DataError(
-                f"rows: id {wrong} is not in [0, {self.num_rows}): a transform yields ids "
-                "that its schema does not allow, or the table is too small."
+                f"rows: id {wrong} is not in [0, {self.num_rows}): a transform makes ids that its "
+                "schema does not allow, or the table is too small."
             )
         fold -= fold % self._joined
         rows, lookups = np.unique(ids, return_counts=True)

@@ -263,10 +263,10 @@ class RowDistribution:
         room = machine_memory()
         if room is not None and rows * NAMED > room:
             raise CapabilityError(
-                f"rows: {rows:,} rows are to have replicas, {rows - len(self.ids):,} of which "
-                f"nobody looked up. To name them takes {rows * NAMED / 2**30:,.3g} GB, and this "
-                f"machine has {room / 2**30:,.3g}. Plan for fewer by a smaller budget, or on a "
-                "machine with more memory."
+                f"rows: {rows:,} rows are to have replicas, but {rows - len(self.ids):,} of them "
+                f"were never looked up. To list them takes {rows * NAMED / 2**30:,.3g} GB, and "
+                f"this machine has {room / 2**30:,.3g}. Plan for fewer by a smaller budget, or on "
+                "a machine with more memory."
             )
         # The first `rows` ids contain enough others, so few rows of a huge table stay cheap.
         others = np.ones(rows, np.bool_)

@@ -112,10 +112,9 @@ class Look:
             self._running = batches.ahead()
         elif (running := iter(batches)) is batches:
             raise DataError(
-                "batches: is an iterator, from which the batches that are counted would be "
-                "missing in training. Pass what it iterates over (the DataLoader itself); or let "
-                "the plan look ahead: `batches = stack.peek(batches)`, then plan and train with "
-                "that."
+                "batches: is an iterator, so training would not get the batches that are counted. "
+                "Pass what it iterates over (the DataLoader itself); or let the plan look ahead: "
+                "`batches = stack.peek(batches)`, then plan and train with that."
             )
         else:
             self._running = running

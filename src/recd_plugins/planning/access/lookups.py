@@ -113,12 +113,13 @@ def _found(batch: Any) -> list[Any]:
     if not within:
         raise DataError(
             f"batches: a {kind} has no KeyedJaggedTensor that could be found, so its lookups "
-            "cannot be counted. Say where they are, or make the KeyedJaggedTensor that the model "
-            "makes itself: stack.plan(model, batches=loader, features=lambda batch: ...)."
+            "cannot be counted. Give the place of its sparse features, or make the "
+            "KeyedJaggedTensor that the model makes itself: stack.plan(model, batches=loader, "
+            "features=lambda batch: ...)."
         )
     raise DataError(
-        f"batches: a {kind} has {len(within)} sets of sparse features ({', '.join(within)}). Say "
-        "which the model looks up: stack.plan(model, batches=loader, features=lambda batch: "
+        f"batches: a {kind} has {len(within)} sets of sparse features ({', '.join(within)}). Name "
+        "those that the model looks up: stack.plan(model, batches=loader, features=lambda batch: "
         f"[{', '.join(within)}])."
     )
 

@@ -94,7 +94,9 @@ class Trace:
             if offsets.ndim != 1 or not offsets.size or offsets[0] != 0:
                 shape = f"are {list(offsets.shape)}"
                 what = f"begin at {offsets[0]}" if offsets.ndim == 1 and offsets.size else shape
-                raise DataError(f"trace: offsets {what}, where a row of them begins at 0. {FORM}")
+                raise DataError(
+                    f"trace: offsets {what}, where each row of offsets begins at 0. {FORM}"
+                )
             lengths = np.diff(offsets.astype(np.int64, copy=False))[None]
         return cls(
             indices=arrays["indices"].astype(np.int64, copy=False),

@@ -99,9 +99,9 @@ def _tables(tracker: ModelDeltaTrackerTrec, rank: int) -> Iterator[_TrackedTable
     read = [index for index in tracker.per_consumer_batch_idx.values() if index >= 0]
     if read or tracker.curr_compact_index:
         raise DataError(
-            "profile: the tracker was read before, or compacts what it records "
-            "(DeltaTrackerConfig.auto_compact): it has the rows that were looked up, but not how "
-            "often. Profile a tracker of its own, with auto_compact off."
+            "profile: the tracker was read before, or compacts its records "
+            "(DeltaTrackerConfig.auto_compact): it knows which rows were looked up, but not how "
+            "often. Use a tracker only for the profile, with auto_compact off."
         )
     recorded = tracker.store.per_fqn_lookups
     if not tracker.curr_batch_idx:

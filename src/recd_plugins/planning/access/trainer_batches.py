@@ -60,8 +60,8 @@ def trainer_batches(
             nonlocal found
             if features is not None and batches is None:
                 raise DataError(
-                    "stack.plan: `features` says where a batch has its sparse features, but there "
-                    "are no `batches`. Pass both."
+                    "stack.plan: `features` gives the place of a batch's sparse features, but "
+                    "there are no `batches`. Pass both."
                 )
             if profile is not None and found is None:
                 found = Profile.load(Path(str(profile)))

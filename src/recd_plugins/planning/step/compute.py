@@ -63,7 +63,7 @@ class Compute:
             seconds |= {f"{name}: {part}": value for part, value in vars(one).items()}
         for name, value in seconds.items():
             if not 0 <= value < float("inf"):
-                raise DataError(f"compute: {name} is 0 or more, and finite, but is {value}.")
+                raise DataError(f"compute: {name} must be finite, and 0 or more, but is {value}.")
 
     def ms(self, batch_size: float, unique: Mapping[str, float]) -> dict[str, float]:
         """Milliseconds of a step with B samples, by part, of which a share u(f) in 0 to 1 are

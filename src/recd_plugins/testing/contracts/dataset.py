@@ -32,7 +32,7 @@ def check_dataset(subject: Subject) -> None:
     subject.hold(
         grows == isinstance(dataset, GrowingDataset),
         f"its record says grows={grows}, but build returned {dataset!r}",
-        "Say `grows=True` for a GrowingDataset, and for no other.",
+        "Write `grows=True` for a GrowingDataset, and for no other.",
     )
     schema = dataset.schema
     subject.hold(

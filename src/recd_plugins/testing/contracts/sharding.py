@@ -85,7 +85,7 @@ def check_sharding(subject: Subject) -> None:
         subject.hold(
             False,
             f"training with its plan failed: {error}",
-            "Mend it; or, where ranks were late on a busy machine, give them longer by "
+            "Correct it; or, where ranks were late on a busy machine, give them longer by "
             "`pytest --gloo-deadline SECONDS`.",
         )
     except AssertionError as error:

@@ -72,8 +72,8 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
             if config.name in plan.tables and plan.tables[config.name].coalesce != "none":
                 raise RegistryError(
                     f"tier plan of table {config.name!r}: coalesce is "
-                    f"{plan.tables[config.name].coalesce}, but the table is pooled: not its rows "
-                    "but their sums travel. Set coalesce to none."
+                    f"{plan.tables[config.name].coalesce}, but the table is pooled, so sums travel "
+                    "instead of rows. Set coalesce to none."
                 )
         self.put_in_front(Tiers(self, configs, plan, nodes, chunk_rows))
         self._check = InputCheck(configs)

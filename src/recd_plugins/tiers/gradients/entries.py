@@ -48,8 +48,8 @@ def add_rows(
 
 def _of_no_row(num_rows: int, num_gradients: int) -> DataError:
     return DataError(
-        f"tiers: some gradient is of none of {num_rows} rows, or is none of {num_gradients}. "
-        "Ranks whose tier plans differ ask for such rows: give all of them the same plan."
+        f"tiers: some gradient is of none of {num_rows} rows, or is none of {num_gradients}. This "
+        "happens if tier plans differ between ranks: give all ranks the same plan."
     )
 
 
@@ -61,8 +61,9 @@ def _add_rows(
     sources: npt.NDArray[Any],
     weights: npt.NDArray[np.float32],
 ) -> bool:
-    """Without `sources` row i is the i-th, and without `weights` each weighs 1. Where a target or a
-    source does not exist, nothing is added and False is returned."""
+    """Adds rows `sources` to the sums `targets`. Without `sources` entry i has the i-th row, and
+    without `weights` each weighs 1. If a target or a source does not exist, adds nothing and
+    returns False."""
     rows_there = all_below(sources, len(rows)) if sources.size else len(targets) <= len(rows)
     if not (rows_there and all_below(targets, len(sums))):
         return False
@@ -202,7 +203,7 @@ def _order_by_part(
     targets: npt.NDArray[Any], edges: I64, part_of: npt.NDArray[Any], order: npt.NDArray[Any]
 ) -> Any:
     """Fills `order` with the numbers of all entries, part by part, and `part_of` with the part of
-    each row; returns where each part ends, or nothing where a target does not exist."""
+    each row. Returns where each part ends, or nothing if a target does not exist."""
     shares, count, size = len(edges), edges.shape[1] - 1, edges[0, -1]
     if not all_below(targets, shares * size):
         return np.empty(0, np.int64)

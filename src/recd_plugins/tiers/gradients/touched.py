@@ -142,15 +142,15 @@ def marked(rows: Tensor, count: int) -> Tensor:
     else:
         if not _mark(rows.numpy(), marked.numpy()):
             raise DataError(
-                f"tiers: some id has a row that is none of {count} of its tier. Ranks whose tier "
-                "plans differ ask for such ids: give all of them the same plan."
+                f"tiers: some id has a row that is none of {count} of its tier. This happens if "
+                "tier plans differ between ranks: give all ranks the same plan."
             )
     return marked
 
 
 @kernel
 def _mark(rows: npt.NDArray[Any], marked: npt.NDArray[np.bool_]) -> bool:
-    """Where a row does not exist, nothing is marked and False is returned."""
+    """Marks rows. If a row does not exist, marks nothing and returns False."""
     if not all_below(rows, len(marked)):
         return False
     for row in rows:

@@ -79,9 +79,9 @@ def read_digest(folder: Path) -> dict[str, FileDigest]:
         if VERSION in _read(folder / "job.json", {}):
             raise damaged_file(file, str(error)) from error
         raise UndigestedError(
-            f"{folder}: has no {NAME}, by which its files are known to be whole: an older version "
-            "of recd-plugins wrote it, from before checkpoints had one, or the file was removed. "
-            "Go on with that version, or put the file back."
+            f"{folder}: has no {NAME}, which shows that its files are whole: an older version of "
+            "recd-plugins wrote the checkpoint, or the file was removed. Go on with that version, "
+            "or restore the file."
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError) or refused(error):
@@ -116,7 +116,7 @@ def refused(error: Exception) -> bool:
 def damaged_file(file: Path, why: str) -> DataError:
     return DataError(
         f"{file}: cannot be read ({why}). The checkpoint is damaged: remove its folder, and "
-        "--resume takes the one before, as it does by itself with train.on_damaged=go_back."
+        "--resume takes the one before; with train.on_damaged=go_back it does so by itself."
     )
 
 

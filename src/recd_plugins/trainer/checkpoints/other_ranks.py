@@ -268,8 +268,8 @@ def reshard(
         latest = max(checkpoints_in(written.parent), key=step_of, default=written)
         if step_of(latest) > step_of(written):
             raise RegistryError(
-                f"{latest} is there, and later: `recd train --resume` would go on from it, and not "
-                f"from {written.name}. Name another folder, or remove it."
+                f"{latest} is there already and is later: `recd train --resume` would go on from "
+                f"it, not from {written.name}. Name another folder, or remove it."
             )
         shutil.rmtree(part, ignore_errors=True)
         try:

@@ -82,9 +82,9 @@ class Positions:
                 yield batch
         if not isinstance(self._loader, PeriodLoader):
             raise DataError(
-                f"the loader of the train split ({kind_of(self._loader)}) says that an epoch "
-                f"has {so_many(len(self._loader), 'batch')}, and yielded none in two: there is "
-                "nothing to train on. See what its `__iter__` leaves out."
+                f"the loader of the train split ({kind_of(self._loader)}) says that an epoch has "
+                f"{so_many(len(self._loader), 'batch')}, but yielded none in two epochs, so there "
+                "is nothing to train on. Check what its `__iter__` leaves out."
             )
 
     def __iter__(self) -> Positions:

@@ -32,8 +32,8 @@ def check_ranks(path: Path, before: int, now: int) -> None:
     if before != now:
         raise RegistryError(
             f"{path}: was made by {so_many(before, 'rank')}, this job has {now}: resume with "
-            f"--ranks {before}, or have the launcher that starts the ranks, as torchrun, start as "
-            "many; or let `recd reshard` write it for another number."
+            f"--ranks {before}, or let the launcher that starts the ranks, such as torchrun, start "
+            "as many; or let `recd reshard` write the checkpoint for another number of ranks."
         )
 
 
@@ -45,9 +45,9 @@ def check_registry(
     for key in SAME:
         if _decides(key, before, free) != _decides(key, now, free):
             raise RegistryError(
-                f"{path}: was made with `{key}: {json.dumps(before.get(key))}`, but the "
-                f"registry now says {json.dumps(now.get(key))}. Change it back to resume, or "
-                "start anew in another folder (train.run=...)."
+                f"{path}: was made with `{key}: {json.dumps(before.get(key))}`, but the registry "
+                f"now says {json.dumps(now.get(key))}. Change it back to resume, or start a new "
+                "run in another folder (train.run=...)."
             )
     for key in ("batch_size", "seed", "optimizer"):
         old, new = (r.get("train", {}).get(key) for r in (before, now))
@@ -59,7 +59,7 @@ def check_registry(
         if old != new:
             raise RegistryError(
                 f"{path}: was made with train.{key}={json.dumps(old)}, now it is "
-                f"{json.dumps(new)}. Change it back to resume, or start anew in another "
+                f"{json.dumps(new)}. Change it back to resume, or start a new run in another "
                 "folder (train.run=...)."
             )
 

@@ -162,7 +162,7 @@ def _stored_to_json(index: MetadataIndex, info: StoredBytes) -> dict[str, Any]:
 def _stored_from_json(value: dict[str, Any]) -> tuple[MetadataIndex, StoredBytes]:
     path = Path(value["file"])
     if path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{value['file']!r} leads out of the checkpoint")
+        raise ValueError(f"{value['file']!r} is outside of the checkpoint")
     index = MetadataIndex(value["name"], value["offset"])
     return index, StoredBytes(value["file"], value["at"], value["bytes"])
 

@@ -59,9 +59,9 @@ def load_weights(model: nn.Module, run: str | Path) -> int:
     left = sorted(name for name in kept if name.startswith("model.") and name not in tensors)
     if left:
         warnings.warn(
-            f"{path}: the model has no place for {listed(name[6:] for name in left)}, without "
-            "which it may compute something else than what was trained. Load into the whole model, "
-            "and take the part of it that you want.",
+            f"{path}: the model has no place for {listed(name[6:] for name in left)}, and without "
+            "it the model may compute something else than what was trained. Load into the whole "
+            "model, and take the part of it that you want.",
             NoticeWarning,
             stacklevel=2,
         )

@@ -111,8 +111,8 @@ def read_run(folder: Path, name: str | None = None) -> RunLog:
         chosen = registry.read_text(encoding="utf-8") if registry.exists() else ""
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{folder}: a file of the run is damaged: {error}. Take it from a copy of the run, or "
-            "leave the run out."
+            f"{folder}: a file of the run is damaged: {error}. Restore it from a copy of the run, "
+            "or leave the run out."
         ) from error
     return RunLog(
         name=name or folder.name,
@@ -130,7 +130,7 @@ def _line(line: str, number: int) -> Mapping[str, Any]:
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"line {number} of metrics.jsonl is no JSON ({error})") from error
+        raise ValueError(f"line {number} of metrics.jsonl is not JSON ({error})") from error
     if not isinstance(values, dict) or not {"kind", "step"} <= values.keys():
         raise ValueError(f"line {number} of metrics.jsonl has no `kind` and `step` of metrics")
     return values
@@ -142,7 +142,7 @@ def _kept(file: Path) -> Mapping[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except ValueError as error:
-        raise ValueError(f"{file.name} is no JSON ({error})") from error
+        raise ValueError(f"{file.name} is not JSON ({error})") from error
     if not isinstance(values, dict):
         raise ValueError(f"{file.name} holds no mapping")
     return values
