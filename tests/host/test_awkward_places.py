@@ -42,7 +42,7 @@ def method_as_a_plan() -> str:
 def test_the_method_that_makes_a_plan_is_none(gloo_pool: GlooPool) -> None:
     (said,) = gloo_pool.run(method_as_a_plan, world_size=1)
     assert said == (
-        "plan: is the method stack.plan, which makes one. Write "
+        "plan: is the method stack.plan itself, but must be what it returns. Write "
         "`plan=stack.plan(model, batches=loader)`."
     )
 
