@@ -38,7 +38,7 @@ SMALLEST, LARGEST = 12, 22
 """Of a disk, as powers of 2."""
 OWN_MOUNTS = 0x00020000
 """CLONE_NEWNS of unshare(2)."""
-NAMES_THE_DISK = ("No space left", "no room", "to the space on its disk")
+NAMES_THE_DISK = ("No space left", "no room", "space on its disk")
 """One of these is in the message of a full disk."""
 
 ROWS = "user,item,when,clicked\n" + "".join(

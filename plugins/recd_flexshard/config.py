@@ -75,7 +75,7 @@ class FlexShardConfig(Config):
     def idle_options(self) -> Mapping[str, str]:
         if self.profile is None:
             return {}
-        why = "it is how many batches are counted, and `profile` names what was counted before"
+        why = "it is the number of batches to count, and `profile` was counted before"
         return dict.fromkeys(self.set_among("profile_batches"), why)
 
     def _check_plan_alone(self) -> None:

@@ -48,7 +48,7 @@ def cached_rows(
         budget=_budget(config) if config.size == "budget" else None,
     )
     if not merged.rows.lookups:
-        reasons.append("nothing is cached before train.retier_every sees which rows are hot")
+        reasons.append("nothing is cached until train.retier_every knows which rows are hot")
         return ChosenSizes(sizes=sizes, report=report, reason="\n".join(reasons))
     reasons += lines(tables, sizes, batch_size=prices.batch_size, k=k)
     return ChosenSizes(
@@ -138,7 +138,7 @@ def _none_on_one_rank(tables: Mapping[str, SequenceTable], prices: Prices) -> Ch
         report=PlanReport(
             ledger=Ledger.of(tables, sizes, prices), goal="scars, optimum", budget=None
         ),
-        reason="scars: on one rank no row travels, so that none has a copy: all memory of the "
-        "device is for the kernels' own caches, and for tables that fit it whole",
+        reason="scars: on one rank no row travels, so no row has a copy: all memory of the device "
+        "is for the kernels' own caches, and for tables that fit completely",
         forced=True,
     )

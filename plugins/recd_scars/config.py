@@ -103,13 +103,13 @@ class ScarsConfig(Config):
     def idle_options(self) -> Mapping[str, str]:
         idle: dict[str, str] = {}
         if not self.hot_batches:
-            why = "hot batches are made of so many, and `hot_batches: false` has none made"
+            why = "it is for hot batches, and `hot_batches: false` makes none"
             idle |= dict.fromkeys(self.set_among("window"), why)
         if self.size != "optimum" and self.home != "host":
             why = f"it is for `size: optimum` and `home: host`, and here is `size: {self.size}`"
             idle |= dict.fromkeys(self.set_among("memory_gb", "activation_bytes"), why)
         if self.profile is not None:
-            why = "it is how many batches are counted, and `profile` names what was counted before"
+            why = "it is the number of batches to count, and `profile` was counted before"
             idle |= dict.fromkeys(self.set_among("profile_batches"), why)
         return idle
 

@@ -216,11 +216,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         if self._config.hot_batches and left and self._has_copies:
             yield Missed(
                 what="cache: hot_batches",
-                why=f"the plan leaves {', '.join(left)} to others, so that a sample which "
-                "looks up any row there is in no hot batch",
-                cure="stack.explain() says why it is left. Have it planned, which constraints "
-                "allow by `sharding_types: [row_wise, table_wise]`; or set "
-                "`cache.hot_batches: false`.",
+                why=f"the plan leaves {', '.join(left)} to others, so no sample that looks up a "
+                "row there can be in a hot batch",
+                cure="stack.explain() says why it is left. Have it planned: constraints allow that "
+                "by `sharding_types: [row_wise, table_wise]`; or set `cache.hot_batches: false`.",
             )
 
     def _adds_nothing(self) -> Iterator[Notice]:
@@ -265,8 +264,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             kind(
                 what="cache: hot_batches",
                 why="the model reads the ids of its batch itself and makes a KeyedJaggedTensor of "
-                f"them, so that hot batches are looked up as any others in {', '.join(never)}",
-                cure="Hand the collection the KeyedJaggedTensor that the batch holds, or set "
+                f"them, so hot batches are looked up like any others in {', '.join(never)}",
+                cure="Pass the batch's own KeyedJaggedTensor to the collection, or set "
                 "`cache.hot_batches: false`.",
             )
         ]
@@ -467,7 +466,7 @@ def memory_of_hot_rows(tables: Mapping[str, SequenceTable], sizes: Mapping[str, 
         return ""
     return (
         f"hot batches: to find hot samples takes a rank up to {taken / 2**20:,.0f} MiB more, which "
-        "no budget counts"
+        "is in no budget"
     )
 
 

@@ -410,7 +410,7 @@ def test_ids_of_no_row_are_told_and_a_model_that_maps_them_is_not_advised_on(ids
     given = Registry.load({"plugins": ["recd_flexshard"], "topology": links})
     trainer = ModelOfTrainer(Scored(), [batch(seed) for seed in range(4)], list, name="mine")
     if ids == 64:
-        with pytest.raises(DataError, match=r"^mine: most ids .* for table t_seen are of no row"):
+        with pytest.raises(DataError, match=r"^mine: most ids .* for table t_seen have no row"):
             advise(given, AdviceGoal(), ranks=2, with_what_ifs=False, trainer=trainer)
         return
     advice = advise(given, AdviceGoal(), ranks=2, with_what_ifs=False, trainer=trainer)

@@ -124,7 +124,7 @@ def test_an_id_of_no_row_is_found_in_its_own_table(monkeypatch: pytest.MonkeyPat
     assert len(kernel(*lookup(1))) == len(lookup(1)[0])  # it yields rows again
 
 
-DECAYS = "with weight decay the two kernels train rows otherwise"
+DECAYS = "with weight decay the two kernels train rows in different ways"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ DECAYS = "with weight decay the two kernels train rows otherwise"
         ({"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.DECOUPLE}, DECAYS),
         ({"weights_precision": SparseType.FP16}, "numbers are fp16, and not fp32"),
         ({"output_dtype": SparseType.FP16}, "numbers are fp16, and not fp32"),
-        ({"optimizer": EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD}, "nobody knows whether ema_in_"),
+        ({"optimizer": EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD}, "it is not known whether ema_in_"),
         ({"pooling_mode": PoolingMode.SUM}, None),
     ],
     ids=["decay of gradients", "decay of rows", "rows", "embeddings", "optimizer", "pooled"],

@@ -117,7 +117,7 @@ def test_a_file_cut_short_after_the_table_was_opened(tmp_path, kept):
 def test_a_file_written_anew_after_the_table_was_opened(tmp_path):
     table = write(tmp_path / "table", 20)
     write(tmp_path / "table", 19)
-    with pytest.raises(DataError, match=r"part-00000\.parquet: is not what it was when"):
+    with pytest.raises(DataError, match=r"part-00000\.parquet: has changed since"):
         epoch(open_loader(table))
 
 

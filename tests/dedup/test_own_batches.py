@@ -620,7 +620,7 @@ def test_auto_takes_all_features_that_a_transform_joins_or_none(
     stack = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"}, **slots)
     stack.adapt(looks_up("bought"), batches=[sessions(0), sessions(1)])
     assert stack.groups == groups
-    joined = "item, all of which would have to be one group"
+    joined = "item, so all of them would have to be one group"
     assert (joined in stack.explain_groups()) == (pairs[-1][1] == "item")
     made, plain = stack.convert(sessions(2)), stack_of(dedup=None, **slots).convert(sessions(2))
     assert to_lists(made.to_kjt() if groups else made) == to_lists(plain)
@@ -642,7 +642,9 @@ def test_auto_leaves_what_a_module_looks_up_that_takes_no_unique_samples() -> No
     stack = stack_of(dedup={"use": "exact", "groups": "auto", "weigh": "bytes"})
     stack.adapt(model, batches=[sessions(0), sessions(1)])
     assert stack.groups == (("bought",),)
-    said = "seen: left as it is, factor 16.00: a module of the model looks it up that takes no uniq"
+    said = (
+        "seen: left as it is, factor 16.00: the module of the model that looks it up takes no uniq"
+    )
     assert said in stack.explain_groups()
     kjt = sessions(2)
     assert torch.equal(processed(stack.convert(kjt))["seen"], processed(kjt)["seen"])

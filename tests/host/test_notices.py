@@ -94,7 +94,7 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
     path.write_text("plugins: []\nsharding:\n  # use: flexshard\ndedup:  # later\ncache: null\n")
     with pytest.warns(NoticeWarning) as found:
         Usage(Registry.load(path)).as_written(2)
-    cure = "Write what is meant, take the line out, or write"
+    cure = "Write a value, take the line out, or write"
     assert [str(one.message) for one in found] == [
         f"sharding has nothing behind it: torchrec, its default, fills it ({path}:2). {cure} "
         "`sharding: null`.",
@@ -105,7 +105,7 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
         Usage(Registry.load(path, ["dedup=null", "sharding="])).as_written(2)
     assert [str(one.message) for one in found] == [
         "sharding has nothing behind it: torchrec, its default, fills it (override 'sharding='). "
-        "Write what is meant, take it out, or write `sharding=null`."
+        "Write a value, take it out, or write `sharding=null`."
     ]
     said = Registry.load(path, ["sharding.use=torchrec", "dedup=null"])
     with warnings.catch_warnings():

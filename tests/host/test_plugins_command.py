@@ -38,7 +38,7 @@ def test_a_record_of_a_plugin_that_is_off_is_shown_with_the_line_that_enables_it
     assert shown.exit_code == 0
     assert "Equal samples of a group" in shown.stdout
     assert "min_factor" in shown.stdout
-    says = f"installed and not enabled; in {registry}:2 write\nplugins: [recd_dlrm, recd_dedup]\n"
+    says = f"installed but not enabled; in {registry}:2 write\nplugins: [recd_dlrm, recd_dedup]\n"
     assert says in shown.stdout
 
     row = json.loads(plugins(registry, "dedup:exact", "--json").stdout)

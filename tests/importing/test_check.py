@@ -116,7 +116,7 @@ def test_all_problems_are_named_in_one_run(
     first = 17 + (2 if name == "c.csv" else 1)
     for says in (
         "400 rows, 6 problems",
-        f"column 'price' is null, or not a finite number, in {nulls} of 400 rows. Say what stands",
+        f"column 'price' is null, or not a finite number, in {nulls} of 400 rows. Give a value",
         f"column 'cost' is null, or not a finite number, in {nulls} of 400 rows",
         "holds times from 1970-01-20 16:13 to 1970-01-20 16:13. In s they are of our time: write "
         "`timestamp_unit: s`",

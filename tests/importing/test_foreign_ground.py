@@ -606,7 +606,7 @@ def test_times_that_are_nearly_of_iso_8601(tmp_path: Path, form: str) -> None:
         ("event", ["view", "buy"], None, "which as a feature would tell the answer: write a label"),
         ("event", ["gala", "fair"], "sparse", ""),
         ("clicked", ["-1", "1"], "labels", "(squared error). If -1 means no, write 0 for it"),
-        ("clicked", ["", "1"], "labels", "if that means 0, say nulls: {value: 0}"),
+        ("clicked", ["", "1"], "labels", "if that means 0, write nulls: {value: 0}"),
         ("click", [f"0.{one}1" for one in range(10, 90)], "label", "for how likely it is"),
         ("click_rate", [f"0.{one}1" for one in range(10, 90)], "dense", ""),
         ("target", [f"{one}.5" for one in range(10, 90)], "labels", "trained as a number"),

@@ -111,7 +111,10 @@ def test_a_quoted_line_end_ends_no_block(tmp_path: Path, monkeypatch: pytest.Mon
         (b"PK\x03\x04....", "is a zip archive. Unpack it"),
         (b"\xff\xfea\x00b\x00", "UTF-16. Write it as UTF-8"),
         (b"PAR1 but no more", "not a whole Parquet file"),
-        (b"\x1f\x8b\x08\x00 no gzip", r"cannot be unpacked .*cut short or damaged: fetch it again"),
+        (
+            b"\x1f\x8b\x08\x00 no gzip",
+            r"cannot be unpacked .*cut short or damaged: download it again",
+        ),
         (b"a,b\n1,caf\xe9\n", "data:2: holds bytes that are no UTF-8"),
         (b'[{"a": 1}]', "begins a JSON array. Write one object per line"),
         (b'{"a": 1}\n{"a": \n', "data:2: is no JSON object on one line"),
@@ -134,7 +137,7 @@ def test_what_is_none_of_them_is_named(tmp_path: Path, content: bytes, says: str
 def test_files_that_differ_are_no_table(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", pa.table({"a": [1], "b": [2]}))
     write(tmp_path / "b.csv", pa.table({"a": [1], "c": [2]}))
-    with pytest.raises(DataError, match=r"b\.csv is text parted by ',', .* with columns a, c; "):
+    with pytest.raises(DataError, match=r"b\.csv is text separated by ',', .* with columns a, c; "):
         foreign_files([tmp_path])
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="is an empty folder"):
@@ -171,10 +174,10 @@ def test_a_packed_file_that_is_cut_short_is_named_with_a_cure_that_works(
     if seen == "a block":
         monkeypatch.setattr(samples, "PACKED_BYTES", 40_000)
     with pytest.raises(
-        DataError, match=rf"{cut}: cannot be .* It was cut short or damaged: fetch"
+        DataError, match=rf"{cut}: cannot be .* It was cut short or damaged: download"
     ) as told:
         rows_of(cut)
-    (command,) = re.findall(r"half of one: (.*)", str(told.value))
+    (command,) = re.findall(r"may be incomplete: (.*)", str(told.value))
     if shutil.which(command.split()[0]) is None:
         return
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, capture_output=True)

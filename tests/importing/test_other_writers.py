@@ -208,7 +208,7 @@ def test_links_to_folders_and_files_below_others_are_told(tmp_path: Path) -> Non
         assert len(found_files(table)) == 1
     assert len(files_of([table])) == 3
     (table / "more" / "linked").symlink_to(tmp_path / "elsewhere")
-    with pytest.warns(NoticeWarning, match="is read without more/linked, for links to folders"):
+    with pytest.warns(NoticeWarning, match="is read without more/linked, because links to folders"):
         assert len(files_of([table])) == 3
     (tmp_path / "days").mkdir()
     (tmp_path / "days" / "day=1").symlink_to(tmp_path / "elsewhere")

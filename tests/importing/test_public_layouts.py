@@ -65,7 +65,7 @@ def test_movielens_1m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, found = imported(
         path, "--encoding", "latin-1", **label, timestamp=None, dense=[], sparse=sparse
     )
-    assert found["files"][0]["is"] == "text parted by '::', no header, latin-1"
+    assert found["files"][0]["is"] == "text separated by '::', no header, latin-1"
     lines = [one.split("::") for one in path.read_bytes().decode("latin-1").splitlines()]
     known = values_of(tmp_path / "movies", "column_2")
     assert [[known[id_] for id_ in ids] for ids in rows["column_2"].to_pylist()] == [
@@ -98,7 +98,7 @@ def test_an_encoding_that_is_none_is_refused_and_one_that_is_late_is_asked_for(
     file = text(tmp_path / "schema.yaml", json.dumps(schema))
     told = recd("data", "import", late, tmp_path / "no", "--schema", file, fails=2)
     assert "b.csv:402: column 'item'" in told
-    assert "Say its encoding, as `--encoding latin-1`" in told
+    assert "Give its encoding, as `--encoding latin-1`" in told
     recd("data", "import", late, tmp_path / "t", "--schema", file, "--encoding", "latin-1")
     assert values_of(tmp_path / "t", "item")[3] == "caf\u00e9"
     told = recd("data", "import", late, tmp_path / "no", "--schema", file, "--encoding", "ascii",
@@ -307,7 +307,7 @@ def test_a_guess_that_would_train_wrongly_stops_an_import(tmp_path: Path) -> Non
     path = text(tmp_path / "a.csv", "uid,track,is_organic,weight\n" + "\n".join(lines) + "\n")
     told = recd("data", "import", path, tmp_path / "t", fails=2)
     doubts = [
-        "is_organic: taken for the label, for it is 0 or 1",
+        "is_organic: taken for the label, because it is 0 or 1",
         "track: whole numbers: counts, or ids of something? Taken for counts",
         "weight: taken by its name for what a sample counts in the loss",
     ]
@@ -357,7 +357,7 @@ def test_codes_and_ids_without_names_are_ids(tmp_path: Path) -> None:
     schema = found["schema"]
     assert [one["name"] for one in schema["sparse"]] == ["C15", "C20", "hourmin", "tab"]
     assert schema["dense"] == ["seen"]
-    assert "C20: -1, which may say that there is none, has an id of its own" in found["doubts"]
+    assert "C20: -1, which may mean that there is none, has an id of its own" in found["doubts"]
     assert {len(ids) for ids in made["C20"].to_pylist()} == {1}
     assert len({id_ for (id_,) in made["C20"].to_pylist()}) == 3
     movies = draw.permutation(1_700)[(draw.zipf(1.3, 2_000) - 1) % 1_700]
@@ -400,7 +400,7 @@ def test_fields_within_fields(tmp_path: Path) -> None:
     assert [len(one) for one in rows["column_1"].to_pylist()] == [1 + one % 3 for one in range(200)]
     lines = [f"{one},{one % 2},205\x02{one}\x031.0\x01206\x027\x031.0" for one in range(200)]
     path = text(path, "\n".join(lines) + "\n")
-    assert "has features within it, parted by ^A and ^B and ^C" in proposal(path)[1]
+    assert "has features within it, separated by ^A and ^B and ^C" in proposal(path)[1]
     told = recd("data", "import", path, tmp_path / "t", fails=2)
     assert "no column is a feature as it is" in told
 

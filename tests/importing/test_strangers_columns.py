@@ -178,7 +178,7 @@ def test_what_may_be_an_id_stays(tmp_path: Path, lists: list[list[int]]) -> None
 def test_the_largest_integer_of_its_type_gets_a_doubt(tmp_path: Path) -> None:
     values = [one if one % 5 else 2**31 - 1 for one in IDS]
     _, found, doubts = imported(tmp_path, pa.array(values), "item_id")
-    assert "item_id: 2147483647, which may say that there is none, has an id of its own" in doubts
+    assert "item_id: 2147483647, which may mean that there is none, has an id of its own" in doubts
     assert kept(found, values)
 
 
@@ -327,7 +327,7 @@ def test_bytes_that_no_vocabulary_spells_do_not_check_clean(tmp_path: Path) -> N
     pq.write_table(pa.table({"clicked": flags(keys), "x": keys}), path)
     feature = {"name": "x", "num_ids": 100, "ids": "vocabulary"}
     file = schema_file({"label": "clicked", "sparse": [feature]}, tmp_path / "t")
-    told = "column 'x' holds bytes that are no UTF-8, which a vocabulary cannot spell"
+    told = "column 'x' holds bytes that are no UTF-8, which a vocabulary cannot hold"
     assert told in " ".join(called("data", "check", path, "--schema", file, fails=1).split())
     done = called("data", "import", path, tmp_path / "t", "--schema", file, fails=2)
     assert told in " ".join(done.split())

@@ -230,7 +230,9 @@ def test_a_line_of_totals_is_told(tmp_path: Path) -> None:
     rows = "".join(f"{one % 2},{one % 40}\n" for one in range(300))
     files = foreign_files([text(tmp_path / "a.csv", f"clicked,item\n{rows}total,300\n")])
     (doubt,) = survey(files).doubts
-    assert doubt.startswith("'clicked' is taken for texts, since 'total' is no number, as all but")
+    assert doubt.startswith(
+        "'clicked' is taken for texts, since 'total' is not a number, while all but"
+    )
     codes = "".join(f"{one % 2},{'A1' if one % 9 == 0 else one % 40}\n" for one in range(300))
     assert not survey(foreign_files([text(tmp_path / "b.csv", f"clicked,item\n{codes}")])).doubts
 

@@ -52,7 +52,7 @@ def test_every_format_gets_the_same_schema(tmp_path: Path, name: str) -> None:
 
 def test_what_a_column_is_stands_beside_it(tmp_path: Path) -> None:
     found = proposed(write(tmp_path / "clicks.csv", clicks()))
-    assert "text parted by ',', a header" in found.text
+    assert "text separated by ',', a header" in found.text
     assert "# 400 rows, 400 of which were looked at; 6 columns" in found.text
     (brand,) = (line for line in found.text.splitlines() if "name: brand" in line)
     assert "texts; 9 different; as 'brand" in brand

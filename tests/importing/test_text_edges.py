@@ -211,7 +211,7 @@ def test_bytes_of_another_encoding_are_named_where_they_are_read(
     (block,) = blocks(found.files, ())
     assert block.rows(["a"], found.read_as).num_rows == 200
     line = "192" if form == "csv" else "191"
-    with pytest.raises(DataError, match=rf"a\.{form}:{line}: .*Say its encoding"):
+    with pytest.raises(DataError, match=rf"a\.{form}:{line}: .*Give its encoding"):
         block.rows(["a", "b"], found.read_as)
 
 

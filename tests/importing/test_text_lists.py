@@ -85,7 +85,7 @@ def test_texts_that_are_no_lists_since_some_are_none_are_whole_in_later_files_to
     later = text(tmp_path / "2.tsv", "\n".join(["label\tseen", *lines]))
     schema = tmp_path / "schema.yaml"
     recd("data", "schema", first, "--out", schema)
-    said = "'seen' is taken for texts, since some are no lists, as most are: if all are, say "
+    said = "'seen' is taken for texts, since most are lists but some are not: if all are, write "
     assert f"{said}`text: {{lists: {{seen: {separator!r}}}}}`" in schema.read_text()
     recd("data", "import", first, tmp_path / "one", "--schema", schema)
     kept = tmp_path / "one" / "schema.yaml"
@@ -176,7 +176,7 @@ def test_what_numpy_left_out_is_missed(tmp_path: Path) -> None:
     path = text(tmp_path / "a.csv", "clicked,seen\n" + rows)
     result = CliRunner().invoke(app, ["data", "schema", str(path)])
     assert result.exit_code == 2, result.output
-    assert "column 'seen' holds '...', where NumPy left elements out" in " ".join(
+    assert "column 'seen' holds '...', where NumPy left out elements" in " ".join(
         result.stderr.split()
     )
     few = "".join(f'{one % 2},"{np.arange(one, one + 3)}"\n' for one in range(20))

@@ -202,7 +202,7 @@ def cut(file: Path) -> None:
             r"and is now up to byte 0\. Restore the file",
         ),
         ("shard-*", lambda file: file.write_text("a,b\n" * 9), r"is no log file .* Take it from a"),
-        ("shard-*", Path.unlink, r"is not there, .* Take it from a copy"),
+        ("shard-*", Path.unlink, r"is not there, .* Restore it from a copy"),
         ("marks", lambda file: file.write_text("a\nb\n"), r"damaged.* if its writer has ended, re"),
         ("sealed", cut, r"list of sealed files is damaged"),
     ],

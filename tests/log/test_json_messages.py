@@ -195,11 +195,13 @@ def test_fields_and_kinds_that_no_message_has_are_told() -> None:
     rows, report = samples(of(**KINDS), *(shown(n, item=None) for n in range(100)))
     assert len(rows) == 100
     assert report.with_ids == {"item": 0, "user.seen": 0}
-    with pytest.warns(NoticeWarning, match="no sample has ids of 'item', 'user.seen': see whether"):
+    with pytest.warns(
+        NoticeWarning, match="no sample has ids of 'item', 'user.seen': check whether"
+    ):
         report.warn("a log")
     misspelt = of(**{**KINDS, "requests": ["shwon"]})
     _, report = samples(misspelt, *(shown(n) for n in range(100)))
-    with pytest.warns(NoticeWarning, match="no message is a request: see whether its kinds"):
+    with pytest.warns(NoticeWarning, match="no message is a request: check the names of kinds"):
         report.warn("a log")
 
 

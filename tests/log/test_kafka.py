@@ -208,7 +208,7 @@ def test_messages_of_others(brokers):
     log = opened(brokers, "others")
     (messages,) = log.read(0)
     assert messages["session_id"].to_pylist() == [id_of_bytes(b"me")]
-    with pytest.raises(DataError, match=r"neither inference.*say how to read their JSON"):
+    with pytest.raises(DataError, match=r"neither inference.*must describe how to read their JSON"):
         MessageCodec(SessionsConfig().schema).decode(messages)
     (messages,) = log.read(1)
     assert messages["message"].to_pylist() == [b"hello"]

@@ -76,7 +76,7 @@ def test_it_tells_of_the_memory_that_finds_replicas_of_large_tables() -> None:
 
     assert told(4 * 10**8, 1000) == []  # 63.6 MiB
     (bits,) = told(6 * 10**9, 10**6)
-    assert bits.startswith("memory: 955 MiB more a rank, which no budget counts, to find the rows")
+    assert bits.startswith("memory: 955 MiB more a rank, which is in no budget, to find the rows")
     (slots,) = told(10**11, 10**7)
     assert slots.startswith("memory: 289 MiB more a rank")
 

@@ -151,7 +151,7 @@ def test_all_ranks_know_whose_planner_failed_for_them(plugin: str, gloo_pool: Gl
     assert first.startswith(named(plugin, "fail"))
     assert other.startswith(
         f"FailedOnRank0: sharding: sharding 'failing' of {plugin}, when it planned: rank 0 ended "
-        "with KeyError: 'history' Its traceback is there;"
+        "with KeyError: 'history' That rank prints its traceback;"
     )
 
 

@@ -297,7 +297,7 @@ def test_constraints_of_a_trainer_that_leave_nothing_to_its_sharder_are_named(
         made.propose(Probe(), Topology(), 2)
     says = str(caught.value)
     assert says.startswith("stack.plan(constraints={'item': ...}): no sharding type and kernel is")
-    assert f"they ask for {asks}" in says
+    assert f"the constraints ask for {asks}" in says
     assert "on cpu its sharder, EmbeddingBagCollectionSharder, offers data_parallel (dense)" in says
 
 

@@ -225,7 +225,7 @@ def test_what_is_faster_never_slows_a_step(
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
-    with pytest.raises(DataError, match="history: pooled is 0 or more"):
+    with pytest.raises(DataError, match="history: pooled must be finite, and 0 or more"):
         Compute(features={"history": FeatureCompute(pooled=-1.0)})
     with pytest.raises(DataError, match="'history' are a share of 0 to 1, not 2"):
         forecast(unique={"history": 2.0})

@@ -468,7 +468,7 @@ def test_a_data_parallel_table_beside_coalesced_bags_keeps_no_batch_from_being_h
     first, second = gloo_pool.run(marks_beside, {"few": {"sharding_types": ["table_wise"]}})
     assert first[0] == second[0] == [None] * 4
     assert [len(first[2]), len(second[2])] == [1, 0]
-    assert "the plan leaves few to others, so that a sample which looks up any" in first[2][0]
+    assert "the plan leaves few to others, so no sample that looks up a row" in first[2][0]
 
 
 class Pages(nn.Module):
@@ -593,7 +593,7 @@ def test_a_model_that_loses_the_marks_of_hot_batches_is_told(gloo_pool: GlooPool
     assert list(map(len, first)) == [0, 0, 0, 0, 1, 0]
     assert not any(second)
     assert "cache: hot_batches gains less than it could: the model reads the ids" in first[4][0]
-    assert "hot batches are looked up as any others in seen. Hand the collection" in first[4][0]
+    assert "hot batches are looked up like any others in seen. Pass the batch's own" in first[4][0]
     assert not any(gloo_pool.run(said_of_marks, False)[0])
 
 

@@ -479,7 +479,7 @@ def test_what_is_hot_can_be_left_to_training() -> None:
     for table in made.tier_plan.tables.values():
         assert (len(table.replicated), table.coalesce) == (0, "rank")
     assert plan.plan["bags"]["item"].sharding_type == "row_wise"
-    assert "nothing is cached before train.retier_every" in made.explain()
+    assert "nothing is cached until train.retier_every" in made.explain()
 
 
 def test_what_was_left_to_torchrec_stays_there_once_it_is_known_what_is_hot() -> None:

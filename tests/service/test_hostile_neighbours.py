@@ -197,7 +197,7 @@ def test_a_rank_takes_the_workers_that_it_can_call_whatever_else_it_is_told(
         server.shutdown()
     said = capfd.readouterr().err
     # Of ODD, then of these.
-    assert said.count("rank 0 leaves out a worker that it is told of") == 2
+    assert said.count("rank 0 leaves out a worker that was announced") == 2
     assert "Traceback" not in said
 
 

@@ -152,7 +152,7 @@ def test_who_listens_and_is_no_ray_is_not_waited_for() -> None:
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        with pytest.raises(CapabilityError, match="who listens there does not speak gRPC"):
+        with pytest.raises(CapabilityError, match="the server there does not speak gRPC"):
             joined(f"{HOST}:{server.getsockname()[1]}")
         thread.join(60)
 
@@ -166,10 +166,10 @@ def test_a_reason_is_without_what_grpc_says_of_itself() -> None:
     assert reason(OSError(raw)) == "ipv4:127.0.0.1:1: Connection refused"
     closed = raw.replace("Connection refused", "Socket closed")
     assert reason(OSError(closed)).endswith(
-        "Socket closed: if who listens there has TLS, name its `certificate`"
+        "Socket closed: if the server there has TLS, name its `certificate`"
     )
     spoken = "Ssl handshake failed: SSL routines::wrong version number"
-    assert reason(OSError(spoken)).startswith(f"{spoken}: who listens there does so without TLS")
+    assert reason(OSError(spoken)).startswith(f"{spoken}: the server there has no TLS")
 
 
 class Unknown(DataError):

@@ -245,8 +245,8 @@ def test_early_stopping_says_where_it_can_end_no_run(
     callback.at_start(training)
     every, key = (2, "eval_every") if split == "test" else (20, "log_every")
     assert training.lines == ([] if ends else [
-        f"callbacks: early_stopping: it ends no run of 6 steps early, for it looks every {every} "
-        f"(train.{key}) and waits for 3 looks (patience)"
+        "callbacks: early_stopping: it ends no run of 6 steps early, because it looks every "
+        f"{every} (train.{key}) and waits for 3 looks (patience)"
     ])  # fmt: skip
 
 
@@ -597,7 +597,10 @@ def test_extra_metrics_of_a_resumed_run_are_of_all_the_steps_of_a_line(
     capfd.readouterr()
     other = registry(tmp_path, callback, **train, run=str(tmp_path / "other"))
     gloo_pool.run(trained, other, True, world_size=1)
-    assert "extra_metrics: as ranks are others, the next line has" in capfd.readouterr().out
+    assert (
+        "extra_metrics: the number of ranks has changed, so the next line has"
+        in capfd.readouterr().out
+    )
 
 
 def test_a_line_of_extra_metrics_has_nothing_of_the_one_before() -> None:

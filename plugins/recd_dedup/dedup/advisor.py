@@ -176,14 +176,14 @@ class Advice:
             return f"left as it is, factor {feature.factor:.2f}: it is not among dedup.features"
         if feature.name in self.limits.without:
             return (
-                f"left as it is, factor {feature.factor:.2f}: a module of the model looks it up "
-                "that takes no unique samples"
+                f"left as it is, factor {feature.factor:.2f}: the module of the model that looks "
+                "it up takes no unique samples"
             )
         others = self.limits.joined_to(feature.name)
         if feature.factor >= self.limits.min_factor and others and not feature.group:
             return (
-                f"left as it is, factor {feature.factor:.2f}: a transform makes others of it and "
-                f"of {', '.join(others)}, all of which would have to be one group"
+                f"left as it is, factor {feature.factor:.2f}: a transform makes other features "
+                f"from it and from {', '.join(others)}, so all of them would have to be one group"
             )
         if feature.factor < self.limits.min_factor:
             return f"left as it is, factor {feature.factor:.2f} < {self.limits.min_factor:g}"

@@ -68,8 +68,8 @@ class ReadSample:
             Missed(
                 what=what,
                 why=f"{apart}: the table is not clustered by session",
-                cure="Cluster it, which is done once, and keep sessions together: "
-                "`etl: [cluster_by_session]` and `reader: {use: local, sessions: whole}`.",
+                cure="Cluster it (this is done once), and keep sessions together: `etl: "
+                "[cluster_by_session]` and `reader: {use: local, sessions: whole}`.",
             )
         ]
 

@@ -46,7 +46,7 @@ START, LOOK = 300.0, 0.5
 """Seconds within which a worker of a cluster must take a job, and seconds between two looks."""
 GROUP = "recd cluster_by_session"
 MEND = (
-    "Correct that: all of Spark's processes read and write there, on a cluster too. Or take "
+    "Correct that: all of Spark's processes read and write there, also on a cluster. Or take "
     "engine: pyarrow."
 )
 CURE = "Name a master that is there, as local[2] or spark://HOST:7077, or take engine: pyarrow."

@@ -47,7 +47,10 @@ Bytes = NDArray[np.uint8]
 T = TypeVar("T")
 
 VERSION, INFERENCE, EVENT = 1, 1, 2
-OTHERS = "If other programs wrote the log, say how to read their JSON by `messages` of the dataset."
+OTHERS = (
+    "If other programs wrote the log, `messages` of the dataset must describe how to read their "
+    "JSON."
+)
 HEAD = np.dtype(
     [("version", "u1"), ("kind", "u1"), ("zero", "<u2"), ("layout", "<u4"), ("request_id", "<i8")]
 )

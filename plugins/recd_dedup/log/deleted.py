@@ -27,7 +27,7 @@ def readable() -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise DeletedMessages(
-            f"{error.filename}: is not there, but was before, or should be. Take it from a copy."
+            f"{error.filename}: is not there, but was before, or should be. Restore it from a copy."
         ) from error
     except PermissionError as error:
         raise DataError(

@@ -288,7 +288,7 @@ class JoinReport:
 
     def _doubts(self) -> Iterator[str]:
         if not self.requests and self.events + self.left_out >= ENOUGH:
-            yield "no message is a request: see whether its kinds have the right names"
+            yield "no message is a request: check the names of kinds"
         if self.left_out:
             yield "some messages are neither request nor event, or cannot be read"
         if self.samples < ENOUGH:
@@ -296,7 +296,7 @@ class JoinReport:
         if not self.positives:
             yield "all labels are 0"
         if empty := [repr(name) for name, having in self.with_ids.items() if not having]:
-            yield f"no sample has ids of {', '.join(empty)}: see whether messages have them"
+            yield f"no sample has ids of {', '.join(empty)}: check whether messages have them"
         lost = self.late_events + self.orphan_events
         if lost <= MOST_LOST * self.events:
             pass
@@ -304,8 +304,8 @@ class JoinReport:
             yield "many events are late: raise `join.window_ms` if they take long"
         else:
             yield (
-                "many events have no request: see whether both have the same id, and whether a "
-                "session's messages lie in one log shard (else `log.route: message`)"
+                "many events have no request: check whether both have the same id, and whether a "
+                "session's messages are in one log shard (else `log.route: message`)"
             )
         if self.disordered:
             yield "raise `join.disorder_ms`"

@@ -293,7 +293,7 @@ def _needed(value: Any) -> float:
     if found is None or not math.isfinite(found):
         raise _error(
             value,
-            "must be a number: say what stands for nulls in its entry, as `nulls: {value: 0}`",
+            "must be a number: give a value for nulls in its entry, as `nulls: {value: 0}`",
         )
     return found
 
@@ -308,7 +308,9 @@ def _vector(value: Any) -> Sequence[float | None] | None:
 
 def _without_fraction(value: float) -> int:
     if abs(value) > MOST_EXACT:
-        raise _error(value, "beyond 2^53 floats skip integers: write it as one, or as a text")
+        raise _error(
+            value, "beyond 2^53 floats skip integers: write it as an integer, or as a text"
+        )
     if not value.is_integer():
         raise _error(value, "an id is an integer or a text, or else under `dense`")
     return int(value)

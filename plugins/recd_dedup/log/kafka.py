@@ -420,7 +420,7 @@ class KafkaLog:
         if place is not None and place < low:
             raise ExpiredMessages(
                 f"{part}: messages {place:,} to {low - 1:,} are deleted (the topic's retention), "
-                f"but are still to be read: it now begins at message {low:,}. Have the topic keep "
+                f"but are still to be read: it now begins at message {low:,}. Let the topic keep "
                 "messages longer (`retention.ms`, `retention.bytes`), and begin with another "
                 "folder (`folder` of registry.yaml)."
             )

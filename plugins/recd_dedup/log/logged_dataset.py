@@ -80,7 +80,7 @@ class LoggedConfig(Config):
     _set_idly: ClassVar[Sequence[str]] = ()
 
     def idle_options(self) -> Mapping[str, str]:
-        why = "it is how long events are waited for, and without `messages.kind` there are none"
+        why = "it is the time to wait for events, and without `messages.kind` there are none"
         return {f"join.{option}": why for option in self._set_idly}
 
     def decoder(self, route: LogRoute) -> Decoder:

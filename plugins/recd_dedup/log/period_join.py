@@ -75,9 +75,9 @@ class PeriodReport(JoinReport):
         yield from super()._doubts()
         if self.late_requests > max(ENOUGH, MOST_LOST * self.requests):
             yield (
-                "many requests came after their period had closed, and are in none: raise "
+                "many requests came after their period had closed, and are in no period: raise "
                 "`join.disorder_ms` (for Kafka also `log.quiet_ms`), unless a writer's clock is "
-                "ahead; what is earlier than `origin` is always late"
+                "ahead; messages from before `origin` are always late"
             )
 
     def __str__(self) -> str:

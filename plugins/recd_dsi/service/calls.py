@@ -60,9 +60,9 @@ LARGEST_ANSWER = 1 << 30
 
 
 CURES = {
-    "wrong version number": "who listens there does so without TLS: start it with `--certificate` "
-    "and `--key`, or call it without `certificate`",
-    "failed to connect.*Socket closed": "if who listens there has TLS, name its `certificate`",
+    "wrong version number": "the server there has no TLS: start it with `--certificate` and "
+    "`--key`, or call it without `certificate`",
+    "failed to connect.*Socket closed": "if the server there has TLS, name its `certificate`",
     "not in peer certificate": "give it a certificate whose subjectAltName has that",
     "certificate has expired": "make a new one for all processes of the service",
     "certificate verify failed": "name the `certificate` that the server has, or that signed it",
@@ -217,9 +217,9 @@ def starting(host: str, port: int, credentials: Credentials) -> Iterator[None]:
         yield
     except (pa.ArrowException, flight.FlightError, OSError) as error:
         taken = _refused_by_the_system(host, port)
-        cure = "Name a host of this machine, and a port that nobody has (0: one that is free)"
+        cure = "Name a host of this machine, and a free port (0 takes one)"
         if credentials.certificate is not None and not taken:
-            cure = f"See whether {credentials.key} is the key of {credentials.certificate}"
+            cure = f"Check whether {credentials.key} is the key of {credentials.certificate}"
         raise CapabilityError(
             f"no server starts at {address_of(host, port)} ({taken or reason(error)}). {cure}."
         ) from None

@@ -80,7 +80,7 @@ def watch_members(
                 nobody = f"the coordinator at {coordinator} knows no worker"
                 fleet.unknown = "" if there else left_out or nobody
                 if left_out not in ("", reported):
-                    _say(f"reader: rank {rank} leaves out a worker that it is told of: {left_out}")
+                    _say(f"reader: rank {rank} leaves out a worker that was announced: {left_out}")
                     reported = left_out
             except (*TROUBLES, ValueError) as error:
                 pause = INTERVAL  # the present list stays

@@ -29,7 +29,8 @@ START = 300.0
 ENDED = 3
 """If this many processes end before they serve, it is assumed that none will serve."""
 UNGUARDED = (
-    "Where a trainer's file runs as it is imported, each worker would run it anew: begin it with "
+    "If a trainer's file trains when it is imported, each worker would run it again: begin its "
+    "code with "
     '`if __name__ == "__main__":`.'
 )
 

@@ -279,7 +279,7 @@ def _check_that_it_listens(address: str) -> None:
                 return
             connection.sendall(HTTP2)
             if connection.recv(len(SETTINGS))[3:4] != SETTINGS[3:4]:
-                raise OSError("who listens there does not speak gRPC")
+                raise OSError("the server there does not speak gRPC")
     except OSError as error:
         raise _absent(address, error) from None
 

@@ -152,12 +152,16 @@ class ServiceReaderConfig(Config):
         order = LocalReaderConfig(shuffle=self.shuffle, window=self.window, sessions=self.sessions)
         idle = {**order.idle_options()}
         if self.coordinator is not None:
-            why = "it is of workers that the rank starts, and a coordinator's are started elsewhere"
+            why = (
+                "it is for workers that the rank starts, and a coordinator's are started elsewhere"
+            )
             idle |= dict.fromkeys(self.set_among("buffer_mib", "cache_mib"), why)
         elif self.cache is None and self.set_among("cache_mib"):
-            idle["cache_mib"] = "it is the size of the folder that `cache` names, which names none"
+            idle["cache_mib"] = (
+                "it is the size of the folder that `cache` names, and `cache` is not set"
+            )
         if self.key is not None and self.certificate is None:
-            idle["key"] = "it is the private key of `certificate`, which names none"
+            idle["key"] = "it is the private key of `certificate`, and `certificate` is not set"
         return idle
 
     @property

@@ -424,8 +424,8 @@ def _of_no_row(trainer: ModelOfTrainer) -> Iterator[str]:
     tables."""
     if trainer.collided:
         yield (
-            f"{listed(trainer.collided, kind='table')}: a managed collision gives their ids rows, "
-            "so that their lookups are not in the advice"
+            f"{listed(trainer.collided, kind='table')}: managed collision maps their ids to rows, "
+            "so the advice does not count their lookups"
         )
     if shares := trainer.of_no_row:
         most = max(shares.values())
@@ -443,14 +443,14 @@ def _to_measure(
     cluster = best.ledger.prices.cluster
     if cluster.world_size > 1 and topology.a2a_global is None:
         yield (
-            "the links: nobody measured them, and the topology's bandwidths, or TorchRec's "
-            "defaults, stand for them. On the cluster: `recd topology measure --save "
-            "topology.yaml`, then `topology: topology.yaml`"
+            "the links: they were not measured, so the topology's bandwidths or TorchRec's "
+            "defaults are used. On the cluster: `recd topology measure --save topology.yaml`, then "
+            "`topology: topology.yaml`"
         )
     if topology.gather_gbps is None:
         yield (
-            "lookups: what rows of tables and small operations take on the device is not "
-            "measured, so that lookups count as next to nothing: `recd topology measure` does it"
+            "lookups: the time of rows and of small operations on the device was not measured, so "
+            "lookups count as next to nothing: `recd topology measure` does it"
         )
     if best.mapped and topology.mapped_ns is None:
         yield (
@@ -460,13 +460,13 @@ def _to_measure(
         )
     if not best.step.compute.measured:
         yield (
-            f"what the model computes: the plan is for {topology.device}, of which there is none "
-            "here, so that exchange and lookups count alone. Advise there"
+            f"what the model computes: the plan is for {topology.device}, but no such device is "
+            "here, so only exchange and lookups count. Advise there"
         )
     sketched = [name for name, one in best.ledger.tables.items() if one.table.rows.error]
     if sketched:
         few = listed(sketched, kind="table")
-        yield f"{few}: rows are counted by a sketch, whose errors are in the forecast"
+        yield f"{few}: a sketch counts the rows, and its errors are in the forecast"
     unsure = [
         name
         for name, one in best.ledger.tables.items()
@@ -475,8 +475,8 @@ def _to_measure(
     ]
     if unsure:
         yield (
-            f"{listed(unsure, kind='table')}: which rows are hot is not settled by what was "
-            "counted; a longer table, or `profile_batches`, says more"
+            f"{listed(unsure, kind='table')}: the counted batches do not settle which rows are "
+            "hot; a longer table, or more `profile_batches`, would"
         )
     close = [
         one.name
@@ -485,7 +485,7 @@ def _to_measure(
     ]
     if close:
         trial = "a trial can tell: --try" if registry.has_dataset else "your trainer can tell"
-        yield f"{', '.join(close)}: so little is gained that only {trial}"
+        yield f"{', '.join(close)}: the gain is so small that only {trial}"
     if len(sizes) > 1 and goal.objective != "time_to_loss":
         yield (
             "the batch size: a larger batch needs more samples to learn as much. `recd tune loss "

@@ -49,7 +49,7 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
     yield from aligned(rows)
     yield ""
     if walk.base.lacks:
-        yield f"TorchRec's own best plan: as if there were room; {walk.base.lacks}"
+        yield f"TorchRec's own best plan, as if there were room; {walk.base.lacks}"
     for one in walk.weighed:
         yield f"{one.name}: {one.verdict}; {one.why}{_at_the_end(one)}"
     if len(advice.walks) > 1:
@@ -137,7 +137,7 @@ def _trials(advice: RegistryAdvice) -> Iterator[str]:
         mark = "taken" if one.additions == names else ""
         rows.append((called, mark, f"{one.ms:.3g}", f"{one.outlook.ms:.3g}", off))
     yield from aligned(rows)
-    yield "a trial has this machine's links, whatever `topology` says of others"
+    yield "a trial uses this machine's links, whatever `topology` says"
 
 
 def _row(name: str, verdict: str, outlook: Outlook | None) -> tuple[str, ...]:

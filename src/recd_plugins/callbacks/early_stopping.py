@@ -56,7 +56,7 @@ class EarlyStopping(Callback):
         if patience * every >= settings.steps:
             training.say(
                 f"callbacks: early_stopping: it ends no run of {so_many(settings.steps, 'step')} "
-                f"early, for it looks every {every:,} (train.{key}) and waits for "
+                f"early, because it looks every {every:,} (train.{key}) and waits for "
                 f"{so_many(patience, 'look')} (patience)"
             )
 

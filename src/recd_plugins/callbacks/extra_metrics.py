@@ -126,8 +126,8 @@ class ExtraMetrics(Callback):
         """Go on with that line; if the number of ranks has changed, the line begins anew here."""
         if state["ranks"] != self._ranks:
             self._say(
-                "callbacks: extra_metrics: as ranks are others, the next line has the metrics of "
-                "the steps from here on"
+                "callbacks: extra_metrics: the number of ranks has changed, so the next line has "
+                "only the metrics of the steps from here on"
             )
             return
         for name, metric in self._of_train():

@@ -81,7 +81,7 @@ def printing() -> Iterator[None]:
             what = os.strerror(error.errno or 0)
             print(
                 f"error: what the command prints cannot be written: {what}. Its files are there. "
-                "See to the space on the disk that its output goes to, or name another file.",
+                "Free space on the disk of its output, or name another file.",
                 file=sys.stderr,
             )
         raise SystemExit(1 if unread else 2) from None

@@ -248,7 +248,7 @@ def _check_readable(registry: Path, overrides: Sequence[str]) -> None:
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Print what is a user's to mend as one message and exit with code 2."""
+    """Print an error that a user can fix as one message, and exit with code 2."""
     try:
         yield
     except Exception as error:

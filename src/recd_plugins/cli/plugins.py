@@ -161,7 +161,7 @@ class Found:
             form = FORM[SLOTS[slots[0]].fills].format(slot=slots[0])
             console.print(f"in registry.yaml: {form}", markup=False)
         elif self.off:
-            console.print(f"installed and not enabled: {', '.join(self.off)}")
+            console.print(f"installed but not enabled: {', '.join(self.off)}")
             console.print("`recd plugins SLOT` lists the records of those too")
         for error in self.broken.values():
             console.print(f"broken: {error}", markup=False, soft_wrap=True)
@@ -234,7 +234,7 @@ class Found:
         line = self.source.lines.get("plugins")
         place = f"{self.source.path}:{line}" if line else str(self.source.path)
         names = ", ".join([*self.names, claim.provider.plugin])
-        return f"installed and not enabled; in {place} write\nplugins: [{names}]"
+        return f"installed but not enabled; in {place} write\nplugins: [{names}]"
 
     def _as_dict(self, claim: Claim) -> dict[str, Any]:
         record = claim.record

@@ -68,15 +68,16 @@ def _why_not(kernel: Any) -> str:
     kinds = {kernel.weights_precision, SparseType.from_int(kernel.output_dtype)}
     state, arguments = _state_of(kernel), kernel.optimizer_args
     if not kernel.use_cpu:
-        return "a CPU's kernel alone is slower by rows"
+        return "only a CPU's kernel is slower by rows"
     if len(dims) > 1:
         return "one kernel has them and rows of other widths"
     if others := kinds - {SparseType.FP32}:
         return f"numbers are {others.pop().value}, and not fp32"
     if state is None:
-        return f"nobody knows whether {kernel.optimizer.value} trains them alike by both kernels"
+        optimizer = kernel.optimizer.value
+        return f"it is not known whether {optimizer} trains them in the same way by both kernels"
     if arguments.weight_decay or arguments.weight_decay_mode not in DECAYS:
-        return "with weight decay the two kernels train rows otherwise"
+        return "with weight decay the two kernels train rows in different ways"
     # The state of a row lies where the row does.
     if state != "none" and not torch.equal(
         kernel.momentum1_offsets * (dims.pop() if state == "one" else 1), kernel.weights_offsets

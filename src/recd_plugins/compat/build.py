@@ -135,10 +135,10 @@ def _for_cpu(build: Build) -> str:
     where = "{}.{}".format(*sys.version_info)
     release = build.version.partition("+")[0]
     return (
-        f"On the CPU it takes torch {release}+cpu, which lies on {INDEX}. Where that is "
-        f"out of reach, download the wheel for Python {where} elsewhere, and: make clean, then "
-        "PIP_FIND_LINKS=its-folder make. Or name a Python whose wheel is at hand: "
-        "make PYTHON=python3.11."
+        f"The CPU needs torch {release}+cpu, which is on {INDEX}. If that is out of reach, "
+        f"download the wheel for Python {where} elsewhere, and: make clean, then "
+        "PIP_FIND_LINKS=its-folder make. Or name a Python whose wheel is at hand: make "
+        "PYTHON=python3.11."
     )
 
 

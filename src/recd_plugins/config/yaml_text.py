@@ -59,7 +59,7 @@ class Document(NamedTuple):
 
     def notices(self, path: Location, what: str = "") -> list[Empty]:
         """A notice of each of the empty keys: what was behind it may have been commented out."""
-        cure = "Write what is meant, take the line out, or write `null` behind it."
+        cure = "Write a value, take the line out, or write `null` behind it."
         return [
             Empty(
                 what=f"{what}{key}",
@@ -241,15 +241,15 @@ def _refused(node: yaml.Node) -> str:
     kind = node.tag.removeprefix(TAG)
     if not isinstance(node, yaml.ScalarNode):
         plain = "map" if isinstance(node, yaml.MappingNode) else "seq"
-        return "" if kind == plain else f"{_written(kind)} is no value that is taken here."
+        return "" if kind == plain else f"{_written(kind)} is not accepted here."
     if kind == "str":
         return ""
     if kind not in FORMS:
-        return f"{_written(kind)} is no value that is taken here: write a text or a number."
+        return f"{_written(kind)} is not accepted here: write a text or a number."
     if not re.fullmatch(FORMS[kind][0], node.value):
         return f"{shown(node.value)} is no {_written(kind)}."
     if kind == "int" and len(node.value) > MOST_DIGITS:
-        return f"an integer of {len(node.value):,} digits is larger than any that is taken here."
+        return f"an integer of {len(node.value):,} digits is larger than any option takes."
     return ""
 
 

@@ -328,8 +328,8 @@ def note_links(folder: Path) -> None:
     ]
     if links:
         _note(
-            f"{folder}: is read without {listed(sorted(links), 4)}, for links to folders are not "
-            "followed. Name them too, if they are of the table."
+            f"{folder}: is read without {listed(sorted(links), 4)}, because links to folders are "
+            "not followed. Name them too, if they belong to the table."
         )
 
 

@@ -24,7 +24,7 @@ from recd_plugins.storage.uri import Location
 __all__ = ["REWRITE", "IcebergColumns"]
 
 REWRITE = (
-    "Write its files anew: CALL system.rewrite_data_files(table => 'TABLE', options => "
+    "Write its files again: CALL system.rewrite_data_files(table => 'TABLE', options => "
     "map('rewrite-all', 'true'))"
 )
 """This call makes Spark rewrite all files of a table; without the option it rewrites only those of

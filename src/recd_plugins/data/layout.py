@@ -127,7 +127,7 @@ def why_rewrite(rows: int, stripes: int) -> str:
         return ""
     return (
         f"{stripes:,} stripes (row groups) of {so_many(rows / stripes, 'row')}: each is read and "
-        "decoded by itself, which takes most of the time. `recd data rewrite` makes larger ones"
+        "decoded separately, which takes most of the time. `recd data rewrite` makes larger ones"
     )
 
 

@@ -70,9 +70,11 @@ class LocalReaderConfig(Config):
         off = "`window: 0`" if self.shuffle else "`shuffle: false`"
         idle = {}
         if self.sessions == "together":
-            idle["sessions"] = f"it says which rows are shuffled as one, and {off} shuffles none"
+            idle["sessions"] = (
+                f"it chooses the rows that are shuffled together, and {off} shuffles none"
+            )
         if not self.shuffle and self.set_among("window"):
-            idle["window"] = f"it says which rows are shuffled, and {off} shuffles none"
+            idle["window"] = f"it chooses the rows that are shuffled, and {off} shuffles none"
         return idle
 
     @property

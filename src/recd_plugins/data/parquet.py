@@ -182,7 +182,7 @@ class ParquetTables(Dataset, GivesNotices):
                 what="dataset.test",
                 why=f"of its {so_many(len(tested), 'file')} dataset.train has {both:,} too, so "
                 "its metrics say little about new rows",
-                cure="Name files of its own, or have `where` and `where_test` part the rows.",
+                cure="Name files of its own, or let `where` and `where_test` divide the rows.",
             )
         ]
 

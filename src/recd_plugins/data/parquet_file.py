@@ -418,7 +418,7 @@ def _what_is(file: Location) -> tuple[str, str]:
         with file.open("rb") as binary:
             head = binary.read(LOOK)
     except OSError:
-        return "cannot be read", "Check its rights and its disk."
+        return "cannot be read", "Check its permissions and its disk."
     if not head:
         return "not a whole Parquet file, but empty", f"It was never finished: {again}"
     if head.startswith(ENCRYPTED):

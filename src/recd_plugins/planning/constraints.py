@@ -110,7 +110,7 @@ class TableConstraint(Config):
             why = "it is for the kernel fused_uvm_caching, which compute_kernels do not name"
             idle |= dict.fromkeys(self.set_among("cache_algorithm"), why)
         if self.sharding_types and not COLUMN_WISE & {*self.sharding_types}:
-            why = "it is for shards of columns, of which sharding_types make none"
+            why = "it is for shards of columns, and sharding_types make none"
             idle |= dict.fromkeys(self.set_among("min_partition"), why)
         return idle
 

@@ -235,8 +235,8 @@ def from_rank_0(group: ProcessGroup, make: Callable[[], T]) -> T:
             failure = error
             kind = type(error).__name__
             message = (
-                f"rank 0 ended with {kind}: {error} Its traceback is there; no rank goes on "
-                "without what it was to make."
+                f"rank 0 ended with {kind}: {error} That rank prints its traceback; no rank goes "
+                "on without what it was to make."
             )
             if is_of_the_system(error):
                 return RecdError(message)

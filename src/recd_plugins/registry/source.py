@@ -84,9 +84,9 @@ class Source:
         """The override, or the line, that has a key with nothing behind it, and how to fix it."""
         for override in reversed(self.overrides):
             if _touched(_dotted(key), _key_of(override)):
-                cure = f"Write what is meant, take it out, or write `{key}=null`."
+                cure = f"Write a value, take it out, or write `{key}=null`."
                 return f"override {shown(override)}", cure
-        cure = f"Write what is meant, take the line out, or write `{key}: null`."
+        cure = f"Write a value, take the line out, or write `{key}: null`."
         return f"{self.path}:{self.lines[key]}", cure
 
     def locate(self, where: str) -> str:

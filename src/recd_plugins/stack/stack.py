@@ -752,8 +752,8 @@ def _uncalled(option: str, method: str) -> Callable[..., NoReturn]:
 
     def refuse(*_: object) -> NoReturn:
         raise RegistryError(
-            f"{option}: is the method stack.{method.partition('(')[0]}, itself, but must be what it returns. Write "
-            f"`{option}=stack.{method}`."
+            f"{option}: is the method stack.{method.partition('(')[0]} itself, but must be what it "
+            f"returns. Write `{option}=stack.{method}`."
         )
 
     return refuse

@@ -166,7 +166,7 @@ def _malformed(block: bytes, path: Path, first_line: int, error: Exception) -> s
     if first_line == 1 and len(faults) == len(lines) > 1:
         return (
             f"{faults[0]}\nNo other row fits either. Give Criteo's raw file; if it is compressed, "
-            "under a name that ends accordingly (.gz)."
+            "its name must say so (.gz)."
         )
     more = f"\n(and {len(faults) - SHOWN} rows soon after)" if len(faults) > SHOWN else ""
     return "\n".join(faults[:SHOWN]) + more + "\nCorrect these rows, or take them out."
@@ -177,8 +177,8 @@ def _fault(line: bytes) -> str | None:
     if len(fields) != COLUMNS:
         unlabelled = " (as Kaggle's test.txt, which has no label)" * (len(fields) == COLUMNS - 1)
         return (
-            f"{len(fields)} fields{unlabelled}, but a row has {COLUMNS}, parted by tabs: "
-            f"a label, {INTEGERS} integers, {CATEGORIES} categories."
+            f"{len(fields)} fields{unlabelled}, but a row has {COLUMNS}, separated by tabs: a "
+            f"label, {INTEGERS} integers, {CATEGORIES} categories."
         )
     if fields[0] not in (b"0", b"1"):
         return f"label {_shown(fields[0])} is neither 0 nor 1."

@@ -101,7 +101,7 @@ class TraceConfig(RowsConfig):
     def idle_options(self) -> Mapping[str, str]:
         idle = dict(super().idle_options())
         if not any(feature.trace or feature.table for feature in self.features):
-            why = "it is how much of a trace or a table is profiled, and no feature names one"
+            why = "it is for features that name a trace or a table, and none does"
             idle |= dict.fromkeys(self.set_among("profiled_accesses"), why)
         return idle
 

@@ -31,7 +31,7 @@ Mask = npt.NDArray[np.bool_]
 DATE_DIGITS: tuple[DateDigits, ...] = get_args(DateDigits)
 TEXT_DATES: tuple[TextDates, ...] = get_args(TextDates)
 DAY_MS = 86_400_000
-CURE = "Say another unit, or mend it where the table is made."
+CURE = "Set another unit, or correct it where the table is made."
 NOWHERE = Spot("", "")
 
 ZONED = r"\d[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"

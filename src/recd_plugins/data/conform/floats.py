@@ -31,7 +31,7 @@ __all__ = [
 F32 = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
-CURE = "Say what stands for it in the column's entry of the schema, as `nulls: {value: 0}`"
+CURE = "Give a value for it in the column's entry of the schema, as `nulls: {value: 0}`"
 
 
 def floats_of(array: pa.Array, nulls: Nulls, spot: Spot) -> pa.Array:
@@ -118,7 +118,7 @@ def check_weight(array: pa.Array | pa.ChunkedArray, spot: Spot) -> None:
         raise spot.error_at(
             values < 0,
             f"is the sample weight and holds {values[values < 0][0]:g}",
-            "A sample counts 0 or more: mend the weights where the table is made.",
+            "A weight is 0 or more: correct the weights where the table is made.",
         )
 
 
@@ -134,7 +134,7 @@ def check_finite(column: pa.ChunkedArray, spot: Spot) -> None:
         if not finite(numbers):
             raise at.error_at(
                 not_finite(numbers),
-                "holds what is no finite number",
+                "holds a value that is not a finite number",
                 "Put a number in its place where the table is made.",
             )
         first += len(chunk)
@@ -223,6 +223,6 @@ def _filled(numbers: F32, nulls: Nulls, spot: Spot) -> F32:
     infinite = np.isinf(numbers[bad][0])
     raise spot.error_at(
         bad,
-        "holds what is infinite as a float32" if infinite else "holds a null or NaN",
+        "holds a value that is infinite as a float32" if infinite else "holds a null or NaN",
         f"{CURE} or `nulls: drop` (the row)." if spot.drops else f"{CURE}.",
     )

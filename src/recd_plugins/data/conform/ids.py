@@ -145,7 +145,7 @@ def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[st
     if pa.types.is_map(inner) or (is_list(inner) and pa.types.is_struct(inner.value_type)):
         return (
             f"is {kind}",
-            f"Ids with weights are a feature with `scored: true`: say so of {name}.",
+            f"Ids with weights are a feature with `scored: true`: write that for {name}.",
         )
     element = plain_type(inner.value_type) if is_list(inner) else inner
     return _element_problem(kind, element, feature)
@@ -177,7 +177,7 @@ def _element_problem(
         )
     if feature.ids == "as_is" and are_texts(element):
         return (
-            f"is {kind}, but its ids are taken as they are, which texts cannot be",
+            f"is {kind}, but its ids are taken as they are, so they cannot be texts",
             "Write `ids: hash`, or `ids: vocabulary`, in its entry of the schema.",
         )
     return None
@@ -226,7 +226,7 @@ def _converted(
         raise spot.error_at(
             rows if absent is None else rows | elements.row_of(absent),
             "holds a null" if weights is None else "holds a null, or a weight that is not finite,",
-            "Say what stands for nulls in its entry of the schema, as `nulls: empty` (no id) or "
+            "Give a value for nulls in its entry of the schema, as `nulls: empty` (no id) or "
             "`nulls: {value: ...}`.",
         )
     kept = values if absent is None else values.filter(pa.array(~absent))

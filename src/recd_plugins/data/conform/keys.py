@@ -48,7 +48,7 @@ __all__ = [
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 MOST, LEAST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
-CURE = "Say what stands for it under `nulls` of the schema, as `nulls: {%s: {value: %s}}`"
+CURE = "Give a value for it under `nulls` of the schema, as `nulls: {%s: {value: %s}}`"
 DIGITS = {"yyyy": "1970", "yy": "70", "mmm": "Jan", "mm": "01", "dd": "01", "hh": "00", "ss": "00"}
 """The digits of an example date; `mm` is a month or minutes: 01 is valid as both."""
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -188,13 +188,13 @@ def time_type_problem(kind: pa.DataType, unit: TimeUnit) -> tuple[str, str] | No
     if numbers and unit in TEXT_DATES:
         return (
             f"is {kind}, but `timestamp_unit: {unit}` is of texts",
-            "Say what its numbers count: s, ms, us or ns since 1970, or the digits of a date.",
+            "Set what its numbers count: s, ms, us or ns since 1970, or the digits of a date.",
         )
     if are_texts(inner) and unit not in TEXT_DATES:
         return (
             f"is {kind}, but `timestamp_unit: {unit}` is of numbers",
-            "Say how its texts have their dates, as `timestamp_unit: yyyy-mm-dd` (ISO 8601), or "
-            f"{', '.join(TEXT_DATES[1:])}; or set `timestamp` to null.",
+            "Set the form of the dates in its texts, as `timestamp_unit: yyyy-mm-dd` (ISO 8601), "
+            f"or {', '.join(TEXT_DATES[1:])}; or set `timestamp` to null.",
         )
     if numbers or are_texts(inner):
         return None
@@ -258,5 +258,5 @@ def _too_far(bad: npt.NDArray[np.bool_], spot: Spot) -> Exception:
     return spot.error_at(
         bad,
         "holds a time that is no int64 in ms",
-        "Say what it counts as `timestamp_unit`, or mend it where the table is made.",
+        "Set `timestamp_unit` to what it counts, or correct it where the table is made.",
     )

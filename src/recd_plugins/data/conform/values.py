@@ -256,7 +256,7 @@ def integers(array: pa.Array, spot: Spot) -> npt.NDArray[Any]:
             array = array.cast(pa.uint64() if beyond else pa.int64())
         except pa.ArrowInvalid as error:
             raise spot.error(
-                f"is {kind} and holds what is no integer of 64 bits ({error})",
+                f"is {kind} and holds a value that is not an integer of 64 bits ({error})",
                 "Store it as a text to hash it.",
             ) from error
     found: npt.NDArray[Any] = array.to_numpy()

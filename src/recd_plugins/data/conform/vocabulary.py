@@ -152,7 +152,7 @@ def _spelled(values: pa.Array, spot: Spot) -> pa.Array:
         return values.cast(pa.large_string())
     except pa.ArrowInvalid:
         raise spot.error(
-            "holds bytes that are no UTF-8, which a vocabulary cannot spell",
+            "holds bytes that are no UTF-8, which a vocabulary cannot hold",
             "Write `ids: hash` in its entry of the schema.",
         ) from None
 

@@ -161,7 +161,7 @@ def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
         return None
     if is_within(name, read_as.mixed):
         what = "has values of several types, as numbers and texts"
-        return what, "Write it in one, or take it out of the schema."
+        return what, "Write it with one type, or take it out of the schema."
     if name in read_as.mappings:
         return "is an object whose keys are ids", as_pairs(name)
     known = nearest(name, read_as.types)

@@ -13,7 +13,7 @@ __all__ = ["BOM", "ENCODE", "ascii_alone", "checked_encoding", "decoded"]
 
 BOM = b"\xef\xbb\xbf"
 """How UTF-8 may begin: a byte order mark."""
-ENCODE = "Say its encoding, as `--encoding latin-1`, or mend the line."
+ENCODE = "Give its encoding, as `--encoding latin-1`, or correct the line."
 
 
 def checked_encoding(encoding: str) -> str:

@@ -85,8 +85,8 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     entry = _sparse(column, survey)
     if _are_amounts(column):
         entry.doubts.append(
-            f"amounts, as {column.examples[0]}, taken for ids: write them as numbers to have them "
-            "count"
+            f"amounts, as {column.examples[0]}, taken for ids: write them as numbers if they are "
+            "to count"
         )
     if kind.why:
         entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
@@ -119,10 +119,12 @@ def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
         )
         return omitted(column, why)
     if column.seems == "times" or column.dates or is_since(column):
-        return omitted(column, "is a time beside the one above; make hours or days of it to use it")
+        return omitted(
+            column, "is a time beside the one above; make hours or days from it to use it"
+        )
     if is_date(column):
         return omitted(
-            column, "is a date beside the time above; make hours or days of it to use it"
+            column, "is a date beside the time above; make hours or days from it to use it"
         )
     if are_times(column):
         return omitted(column, "lists of times, which are no ids")
@@ -152,9 +154,10 @@ def _no_ids(column: ColumnSurvey) -> ColumnEntry | None:
         return omitted(column, f"{shown}: write it as ISO 8601, or in seconds since 1970")
     if parts := _controls(column):
         return omitted(
-            column, f"has features within it, parted by {parts}: write a column of each feature, "
-            "or `id:weight`s with | between them"
-        )  # fmt: skip
+            column,
+            f"has features within it, separated by {parts}: write a column of each feature, or "
+            "`id:weight`s with | between them",
+        )
     if column.seems == "texts" and not column.is_list and column.unique and not user:
         return omitted(column, "another text in each row: a key, or prose")
     if _are_printed(column):
@@ -284,7 +287,7 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     )
     if column.seems == "scored ids":
         value |= {"num_ids": 100_000, "ids": "hash", "scored": True}
-        entry.doubts.append("ids with weights: how many there are was not counted")
+        entry.doubts.append("ids with weights: their number was not counted")
     elif fits:
         value["num_ids"] = int(column.high) + 1
     elif column.most <= MOST_VOCABULARY and not _is_binary(column):
@@ -301,9 +304,9 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         )
     if column.seems == "integers" and not column.is_list:
         for none in {-1, *LARGEST} & {column.low, column.high}:
-            entry.doubts.append(f"{none}, which may say that there is none, has an id of its own")
+            entry.doubts.append(f"{none}, which may mean that there is none, has an id of its own")
     if column.unique and column.distinct > 1_000:
-        entry.doubts.append("almost another value in each row: how many there are is a guess")
+        entry.doubts.append("another value in almost each row: their number is a guess")
     if _is_nearly_a_key(column):
         entry.doubts.append(
             "nearly another text in each row: leave it out, if it is a key, as of requests that "
@@ -326,7 +329,7 @@ def _is_nearly_a_key(column: ColumnSurvey) -> bool:
 
 
 def _is_binary(column: ColumnSurvey) -> bool:
-    """Whether its values are bytes, which a vocabulary cannot spell."""
+    """Whether its values are bytes, which a vocabulary cannot hold."""
     return column.seems == "texts" and column.seen is not None and not is_text(column.seen.type)
 
 

@@ -79,7 +79,7 @@ class ForeignFile:
         if self.format == "jsonl":
             return f"lines of JSON{packed}"
         parted = NAMES.get(self.delimiter, repr(self.delimiter))
-        return f"text parted by {parted}, {'a header' if self.header else 'no header'}{packed}"
+        return f"text separated by {parted}, {'a header' if self.header else 'no header'}{packed}"
 
     def is_like(self, other: ForeignFile, absent: Collection[str]) -> bool:
         """Whether two files have the same format, as files of one table must: columns of text are
@@ -119,11 +119,11 @@ def own_names(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def cut_short(path: Location, compression: str | None, what: str, error: Exception) -> DataError:
     """The error for a file that cannot be read to its end."""
-    cure = "fetch it again, or write it again."
+    cure = "download it again, or write it again."
     if compression is not None:
         rest = path.stem if path.suffix in SUFFIXES else f"{path.name}.part"
         cure = (
-            "fetch it again; or import what can be unpacked, but for the last line, which may be "
-            f"half of one: {UNPACKERS[compression]} -dc {path.name} | sed '$d' > {rest}"
+            "download it again; or import what can be unpacked, without the last line, which may "
+            f"be incomplete: {UNPACKERS[compression]} -dc {path.name} | sed '$d' > {rest}"
         )
     return DataError(f"{path}: {what} ({error}). It was cut short or damaged: {cure}")

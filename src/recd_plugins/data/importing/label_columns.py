@@ -96,13 +96,15 @@ def label_entry(column: ColumnSurvey, *, sole: bool) -> ColumnEntry:
     entry = ColumnEntry(column=column, part="label", value={"name": column.name, "kind": "click"})
     if column.two_valued:
         if not is_called(column, LABEL_WORDS):
-            (entry.doubts.append if sole else entry.settle)("taken for the label, for it is 0 or 1")
+            (entry.doubts.append if sole else entry.settle)(
+                "taken for the label, because it is 0 or 1"
+            )
     elif column.distinct == 1 and column.low in (0, 1):
-        entry.settle(f"is {column.low} in every row of the sample: nothing to learn from")
+        entry.settle(f"is {column.low} in every row of the sample: it teaches nothing")
         if column.nulls:
             entry.value["nulls"] = "drop"
             entry.doubts.append(
-                "rows without it are left out: if that means 0, say nulls: {value: 0}"
+                "rows without it are left out: if that means 0, write nulls: {value: 0}"
             )
             return entry
     elif _is_share(column) and not column.whole:

@@ -39,7 +39,7 @@ from recd_plugins.errors import so_many
 
 __all__ = ["Proposal", "propose"]
 
-NO_FEATURE = "no column is a feature as it is: what is left out says why"
+NO_FEATURE = "no column is a feature as it is: the columns that are left out have the reasons"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
     yield ""
     used = [entry.column.name for entry in entries if entry.part != "out"]
     if text := options_of_form(survey.read_as.form(survey.form, survey.files[0], used)):
-        yield f"text: {_flow(text)}  # how files that come later are read, too"
+        yield f"text: {_flow(text)}  # how later files are read, too"
     yield from _single(entries, "session", "session_id", "no session: if samples of one user share "
                        "much, name its column, or several: [user, day]")  # fmt: skip
     yield from _single(entries, "time", "timestamp", "no time: `--split-by time` needs one")
@@ -162,7 +162,7 @@ def _about_files(survey: Survey) -> Iterator[str]:
         f"# {about}{so_many(survey.rows, 'row')}, {survey.sampled:,} of which were looked at; "
         f"{so_many(len(survey.columns), 'column')}"
     )
-    yield "# Read this through: each `doubt` is a guess that a person should settle."
+    yield "# Read this: each `doubt` is a guess that a person should settle."
     for doubt in survey.doubts:
         yield f"# doubt: {doubt}"
     if first.format == "text" and not first.header and first.names[0] == "column_1":

@@ -162,8 +162,8 @@ class RowCheck:
             if name not in self._wrong:
                 if name not in file.columns and any(name in one.columns for one in files):
                     cure = (
-                        "Other files have it: if it came later or went, `absent` of the dataset, "
-                        f"or `--absent {name}`, takes nulls for it."
+                        "Other files have it: if it was added later or removed, `absent` of the "
+                        f"dataset, or `--absent {name}`, takes nulls for it."
                     )
                 self._found.add(file.path, name, what, cure)
             self._wrong.add(name)
@@ -295,7 +295,7 @@ class RowCheck:
                 where,
                 second,
                 f"equals column {first!r} in every row",
-                "One of them says nothing more: take it out of the schema.",
+                "One of them adds nothing: take it out of the schema.",
             )
 
     def _conclude_column(self, name: str, one: _Column, where: Location) -> None:
@@ -307,7 +307,7 @@ class RowCheck:
                 one.first_null,
                 name,
                 f"is null, or not a finite number, in {share}",
-                "Say what stands for it: `nulls: {value: 0}` or `nulls: drop` in its entry of the "
+                "Give a value for it: `nulls: {value: 0}` or `nulls: drop` in its entry of the "
                 f"schema, or `nulls: {{{name}: drop}}` beside a plain one.",
             )
         if one.error:
@@ -329,7 +329,8 @@ class RowCheck:
                 where,
                 name,
                 f"has {one.unknown / one.values:.0%} values that its vocabulary does not know",
-                "Is it of other data, or of texts for integers? Have `recd data import` make one.",
+                "It may be of other data, or of texts in place of integers. Let `recd data import` "
+                "make one.",
             )
 
     def _check_times(self, name: str, one: _Column, where: Location) -> None:

@@ -380,8 +380,8 @@ def _common_types(
                 raise _types_differ(name, having) from None
             column = texts
             doubts.append(
-                f"{name!r} has several types: an id that is hashed or of a vocabulary may, all "
-                "else may not"
+                f"{name!r} has several types: an id that is hashed or of a vocabulary may, but "
+                "nothing else"
             )
         # An object that is null or an empty list in this sample is no column beside its fields.
         if _is_known(column.type) or nested.get(name, (name,)) not in inner:

@@ -75,7 +75,7 @@ def survey(
             )
     doubts += _comma_doubts(found, read_as, form)
     doubts += [
-        f"{name!r} is taken for texts, since some are no lists, as most are: if all are, say "
+        f"{name!r} is taken for texts, since most are lists but some are not: if all are, write "
         f"`text: {{lists: {{{name}: {separator!r}}}}}` in the schema"
         for name, separator in sorted(read_as.whole.items())
         if name not in form.lists
@@ -134,8 +134,8 @@ def _nearly_numbers(columns: Mapping[str, pa.ChunkedArray]) -> Iterator[str]:
         share = pc.mean(pc.is_in(column.drop_null(), value_set=odd)).as_py() or 0.0
         if 0 < len(odd) <= 3 and share <= 0.01 and len(different) > len(odd):
             yield (
-                f"{name!r} is taken for texts, since {odd[0].as_py()[:40]!r} is no number, as all "
-                "but a few are: if it is of no row, take its line out"
+                f"{name!r} is taken for texts, since {odd[0].as_py()[:40]!r} is not a number, "
+                "while all but a few are: if its line is not a row, take it out"
             )
 
 

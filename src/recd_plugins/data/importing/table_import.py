@@ -283,9 +283,9 @@ class TableImport:
     def _note_dots(self) -> None:
         """Note tables whose names no PyTorch module can have, before a model is made of them."""
         self._notes.extend(
-            f"table {name!r} has a dot in its name, and PyTorch names no module so: say "
-            f"`table: {name.replace('.', '_')}` of its features in the schema and import anew, or "
-            "no model of `recd train` takes it"
+            f"table {name!r} has a dot in its name, which PyTorch does not allow in names of "
+            f"modules: write `table: {name.replace('.', '_')}` for its features in the schema and "
+            "import again, or no model of `recd train` takes it"
             for name in self._schema.conformed.table_sizes()
             if "." in name
         )

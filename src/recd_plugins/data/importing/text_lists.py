@@ -44,7 +44,7 @@ CODE = r"^\s*-?0[xX\d]"
 WHOLE = r"^(?:-?(0)|(-?[1-9]\d*))\.0*$"
 """A whole number with a fraction of zeros, as pandas writes integers beside a null."""
 LEFT_OUT = (
-    "holds '...', where NumPy left elements out as it printed a list: write all of them, as "
+    "holds '...', where NumPy left out elements when it printed a list: write all of them, as "
     "numpy.set_printoptions(threshold=sys.maxsize) does"
 )
 

@@ -91,8 +91,8 @@ def time_entry(column: ColumnSurvey) -> ColumnEntry:
     if entry.value is None:
         entry.value = "s"
         entry.doubts.append(
-            f"its numbers ({column.low:g} to {column.high:g}) are no time since 1970: their order "
-            "alone is right"
+            f"its numbers ({column.low:g} to {column.high:g}) are not times since 1970: only their "
+            "order is right"
         )
     elif (other := _other_unit(column, entry.value)) is not None:
         entry.settle(

@@ -73,11 +73,11 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> NumberKind:
     if _are_times_of_day(values):
         return NumberKind(ids=True, why="times of day as hhmm, which count nothing")
     if ascending and len(values) >= FEW and repeat:
-        return NumberKind(
-            ids=True,
-            why="repeats, and never falls from row to row, as ids of users or "
-            "sessions do that rows are sorted by",
+        why = (
+            "repeats, and never falls from row to row, like ids of users or sessions by which rows "
+            "are sorted"
         )
+        return NumberKind(ids=True, why=why)
     if repeat and low >= OFFSET and low > high - low and not (low >= YEARS[0] and high <= YEARS[1]):
         return NumberKind(ids=True, why=f"begins at {low:,}, where counts do not")
     found = _smoothness(values, counts)
@@ -89,14 +89,15 @@ def kind_of(values: I64, counts: I64, *, ascending: bool) -> NumberKind:
     filled = len(values) / spread
     if found is not None:
         if found < SURELY_SMOOTH and len(values) >= MANY and filled > FILLED:
-            return NumberKind(
-                ids=True,
-                why="some of its values are more common than those beside them, "
-                "and hardly any of its range lacks",
+            why = (
+                "some of its values are more common than those beside them, and hardly any of its "
+                "range is missing"
             )
+            return NumberKind(ids=True, why=why)
         if not cut_off and len(values) >= MANY and _ends_abruptly(values, counts):
             why = (
-                "low ones are common, and its range ends abruptly, as of ids by how common they are"
+                "low ones are common, and its range ends abruptly, like that of ids numbered by "
+                "how common they are"
             )
             return NumberKind(ids=False, sure=False, why=why)
         return NumberKind(

@@ -299,7 +299,7 @@ class PlanReport:
         )
         if plan.router_memory >= FROM_BYTES:
             yield (
-                f"memory: {in_bytes(plan.router_memory)} more a rank, which no budget counts, to "
+                f"memory: {in_bytes(plan.router_memory)} more a rank, which is in no budget, to "
                 "find the rows that have replicas among those of large tables"
             )
 
