@@ -133,7 +133,7 @@ MORE_MEMORY = (
 )
 CURES = {
     **dict.fromkeys(
-        REFUSED, "Name another path, or see to its rights and to the space on its disk."
+        REFUSED, "Name another path, or check its permissions and the free space on its disk."
     ),
     errno.EMFILE: MORE_FILES,
     errno.ENFILE: MORE_FILES,

@@ -132,7 +132,9 @@ def test_the_kit_brings_what_a_converter_asks_for() -> None:
 
 def test_what_a_table_or_a_reader_lacks_is_named(tmp_path: Path) -> None:
     without = Schema(session_id=None, sparse=SCHEMA.sparse)
-    with pytest.raises(RegistryError, match=r"asks for session_id, but the table .*/bare has none"):
+    with pytest.raises(
+        RegistryError, match=r"asks for session_id, but the table .*/bare has no such"
+    ):
         open_loader(write(tmp_path / "bare", without), BySession())
     with pytest.raises(PluginError, match=r"BySession asks for session_id and timestamp, which"):
         BatchTransform([], BySession())(next(iter(open_loader(write(tmp_path / "t"), NoDedup()))))

@@ -123,7 +123,7 @@ def test_a_full_disk_is_named_once_and_by_the_path_that_was_written(
         with pytest.raises(typer.Exit), reported(debug=False), asked:
             raise OSError(*full.args)
         said = capsys.readouterr().err
-        assert said.startswith(f"error: {path}No space left on device. Name another path, or see")
+        assert said.startswith(f"error: {path}No space left on device. Name another path, or check")
 
 
 def test_a_run_that_ended_without_a_summary_did_not_end(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_what_the_system_refuses_is_a_message(
     with pytest.raises(typer.Exit), reported(debug=False):
         (tmp_path / "file" / "run").mkdir()
     said = capsys.readouterr().err
-    assert "error: /elsewhere/run: Permission denied. Name another path, or see to" in said
+    assert "error: /elsewhere/run: Permission denied. Name another path, or check" in said
     assert f"error: {tmp_path}/file/run: Not a directory. Name another path" in said
     with pytest.raises(FileNotFoundError), reported(debug=False):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "ours")

@@ -769,7 +769,7 @@ def test_an_optimizer_of_a_plugins_steps_the_dense_part(
     own = registry(tmp_path / "own", steps=3, optimizer=tables) | {"optimizer": "plain"}
     same(gloo_pool.run(trained, own), torchs)
     both = registry(tmp_path / "both") | {"optimizer": "plain"}
-    with pytest.raises(RegistryError, match=r"train.optimizer \(dense, dense_lr\) both say"):
+    with pytest.raises(RegistryError, match=r"train.optimizer \(dense, dense_lr\) both choose"):
         load(both).optimizer()
 
 

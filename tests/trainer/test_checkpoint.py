@@ -211,7 +211,7 @@ def test_a_run_with_other_choices_is_refused(runs: Path, folder: Path, gloo_pool
         (
             "train.steps=10",
             1,
-            "was made by 2 ranks, this job has 1: resume with --ranks 2, or have",
+            "was made by 2 ranks, this job has 1: resume with --ranks 2, or let",
         ),
     ):
         found = gloo_pool.run(run, str(folder), [*SHORT, override], True, world_size=world_size)
