@@ -229,7 +229,7 @@ def test_integers_that_no_float_holds_are_named_and_decimals_hold_them() -> None
         integers(pa.array([1.8e19]), spot)
     some = pa.array([2**64 - 1, 5], pa.decimal128(20, 0))
     assert integers(some, spot).tolist() == [2**64 - 1, 5]
-    with pytest.raises(DataError, match="is no integer of 64 bits"):
+    with pytest.raises(DataError, match="is not an integer of 64 bits"):
         integers(pa.array([2**64 - 1, -5], pa.decimal128(20, 0)), spot)
 
 
