@@ -77,7 +77,7 @@ class Ends:
 )
 def test_a_worker_that_ends_is_told_of_in_one_message(tmp_path, ends, how):
     loader = open_loader(write(tmp_path / "table", ROWS), workers=2, transform=ends)
-    says = rf"^reader\.workers: a worker was ended {how} while it made batches \(.*\)\. See "
+    says = rf"^reader\.workers: a worker was ended {how} while it made batches \(.*\)\. Check "
     before = multiprocessing.active_children()
     with pytest.raises(PluginError, match=says):
         epoch(loader)

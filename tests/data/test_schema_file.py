@@ -83,5 +83,5 @@ def test_the_schema_of_what_a_table_was_made_of_is_not_its_own(tmp_path: Path) -
         label=SCHEMA.label,
         sparse=(asked,),
     )
-    with pytest.raises(DataError, match=r"times are in ms.*takes them for s\. Take the schema out"):
+    with pytest.raises(DataError, match=r"times are in ms.*schema expects s\. Take the schema out"):
         Table.open(tmp_path, seconds)

@@ -197,7 +197,7 @@ def test_a_log_that_was_changed_is_refused(tmp_path, rows, messages):
     (tmp_path / "log" / next(iter(second.manifest.ends))).unlink()
     again = periods_of(opened(tmp_path), tmp_path, rows).period(1)
     assert again is not None
-    with pytest.raises(DataError, match=r"before the places .* period 1 closed, .* is not there"):
+    with pytest.raises(DataError, match=r"before the places .* period 1 closed: .* is not there"):
         again.verify()
     read = again.manifest.ends
     log = opened(tmp_path)
