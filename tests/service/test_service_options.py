@@ -203,5 +203,7 @@ def test_a_server_that_cannot_start_says_where(tmp_path: Path) -> None:
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_text("-----BEGIN NOTHING-----\n")
     files = {"certificate": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
-    with pytest.raises(CapabilityError, match=r"Check whether .*key\.pem is the key of .*cert\.pem"):
+    with pytest.raises(
+        CapabilityError, match=r"Check whether .*key\.pem is the key of .*cert\.pem"
+    ):
         Coordinator(credentials=credentials_of(None, **files))
