@@ -1,5 +1,4 @@
-"""DSI: a table whose columns are ordered by what jobs read, and transforms of ids and floats as one
-program.
+"""DSI: a table with columns in the order of what jobs read, and its transforms as one program.
 
 `python examples/dsi.py [SAMPLES]` runs in one process, on generated sessions.
 """

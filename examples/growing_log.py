@@ -1,5 +1,4 @@
-"""Training on a log while a service (here a thread) writes it, period by period until the log
-ends."""
+"""Training on a log, period by period, while a service (here a thread) writes it."""
 
 import json
 import sys

@@ -1,5 +1,4 @@
-"""SCARS: logs in Criteo's format, their hot rows and what a cache of them saves; then DLRM with and
-without the cache.
+"""SCARS: logs in Criteo's format, their hot rows, and DLRM with and without a cache of these.
 
 `python examples/scars.py [STEPS] [LOG.tsv]` trains on two gloo ranks; without a log it generates
 one.

@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a text": (of(LOADED, "plugins: [a]\nstrict: true"), "but this is a text, 'plugins: [a]"),
     "a mapping": (of(LOADED, DATA, {"a": 1}), "but these are {'a': 1} (dict)."),
     "no text": (of(LOADED, DATA, [None]), "an override is a text, as 'train.batch_size=512', but"),
-    "rank": (lambda: rp.load(DATA).loader(2, 2), "rank 2 is none of 2 ranks, which are counted"),
+    "rank": (lambda: rp.load(DATA).loader(2, 2), "rank 2 is not among 2 ranks, which are counted"),
     "below 0": (lambda: rp.load(DATA).loader(-1, 2), "rank must be an integer >= 0, but is -1"),
     "no rank": (of(LOADED(DATA).loader, None, 1), "rank must be an integer >= 0, but is None."),
     "no ranks": (lambda: rp.load(DATA).loader(0, 0), "world_size must be an integer >= 1, but"),

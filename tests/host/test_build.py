@@ -54,7 +54,7 @@ def test_a_build_without_its_libraries_is_reported_with_the_wheel_to_get() -> No
     where = "{}.{}".format(*sys.version_info)
     for part in (
         "Here is torch 2.13.0, built for CUDA 13.0, and it does not load: libcudnn.so.9",
-        "torch 2.13.0+cpu, which lies on https://download.pytorch.org/whl/cpu",
+        "torch 2.13.0+cpu, which is on https://download.pytorch.org/whl/cpu",
         f"the wheel for Python {where}",
         "PIP_FIND_LINKS=its-folder make",
         "make PYTHON=python3.11",

@@ -811,7 +811,10 @@ def test_what_a_callback_leaves_can_be_written(
 @pytest.mark.parametrize(
     ("leave", "says"),
     [
-        (lambda one: one.model.eval(), "left the model in another mode than it found: False, for"),
+        (
+            lambda one: one.model.eval(),
+            "left the model in another mode than it found: False instead of True",
+        ),
         (lambda one: torch.set_grad_enabled(False), "left gradients computed otherwise than it"),
         (lambda one: setattr(one, "step", 9), "left `training.step` at another step than it found"),
     ],

@@ -27,7 +27,9 @@ def test_weights_that_a_model_has_no_place_for_are_named(
     assert load_weights(model, tmp_path / "run") == 2  # a warning would be an error
     assert torch.equal(model.over[1].weight, weights["over.1.weight 0"])
     model.over[0] = nn.BatchNorm1d(model.over[0].num_features, affine=False)
-    no_place = "step-00000002: the model has no place for over.0.bias, over.0.weight, without"
+    no_place = (
+        "step-00000002: the model has no place for over.0.bias, over.0.weight, and without it"
+    )
     with pytest.warns(NoticeWarning, match=no_place):
         load_weights(model, tmp_path / "run")
     assert torch.equal(model.over[0].running_mean, weights["over.0.running_mean 0"])
