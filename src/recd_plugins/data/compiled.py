@@ -8,6 +8,9 @@ compiles them after it has installed; elsewhere the first program that needs the
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +18,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.parquet_file import first_byte
-from recd_plugins.data.parquet_lists import decode_lists, list_columns
+from recd_plugins.data.parquet_file import opened
 from recd_plugins.notices import hide_logs
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -54,14 +56,11 @@ def compile_kernels() -> None:
 def _decode(ids: Tensor) -> None:
     """Decode lists of ids, as our files and others have them."""
     rows = pa.table({"ids": pa.array([ids.numpy()] * ROWS)})
-    for compression in ("zstd", "none"):
-        file = pa.BufferOutputStream()
-        pq.write_table(rows, file, compression=compression, use_dictionary=False)
-        data = memoryview(file.getvalue()).cast("B")
-        described = pq.ParquetFile(pa.BufferReader(data))
-        columns = list_columns(described.metadata, described.schema_arrow, 0, ["ids"], first_byte)
-        spans = [data[one.first_byte : one.first_byte + one.size] for one in columns]
-        list(decode_lists(columns, spans, threads=False))
+    with TemporaryDirectory(prefix="recd-compiled-") as folder:
+        for compression in ("zstd", "none"):
+            file = Path(folder) / compression
+            pq.write_table(rows, file, compression=compression, use_dictionary=False)
+            opened(file).read_row_group(0, columns=["ids"], use_threads=False)
 
 
 if __name__ == "__main__":

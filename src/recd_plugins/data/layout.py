@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from recd_plugins.data.coalesced_reads import coalesced_ios
 from recd_plugins.data.files import found_files
 from recd_plugins.data.footers import footers_of
-from recd_plugins.data.parquet_file import first_byte
+from recd_plugins.data.parquet_pages import first_byte
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri

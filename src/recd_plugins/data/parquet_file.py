@@ -26,6 +26,7 @@ from recd_plugins.data.left_out import (
     held_once,
     lists_left_out,
 )
+from recd_plugins.data.parquet_pages import first_byte
 from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
@@ -38,7 +39,6 @@ __all__ = [
     "Footer",
     "OpenedFile",
     "arrow_schema",
-    "first_byte",
     "footer_in",
     "footer_of",
     "opened",
@@ -208,10 +208,10 @@ class OpenedFile(pq.ParquetFile):
             return read(columns)
         from recd_plugins.data.parquet_lists import decode_lists, list_columns  # numba: a second
 
-        lists = list_columns(self.metadata, schema, i, columns, first_byte)
+        lists = list_columns(self.metadata, schema, i, columns)
         if not lists:
             return read(columns)
-        data = [self._fetched.span(one.first_byte, one.size) for one in lists]
+        data = [self._fetched.span(one.first_byte, one.stored_size) for one in lists]
         decoding = decode_lists(lists, data, threads=use_threads)
         ours = {one.field.name for one in lists}
         rows = read([name for name in columns if name not in ours])
@@ -400,14 +400,6 @@ def _spans(
         if wanted is None or path.split(".", 1)[0] in wanted or path in wanted:
             spans.append((first_byte(chunk), chunk.total_compressed_size))
     return spans
-
-
-def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
-    """The place in the file where a column of a stripe begins."""
-    first: int = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-        first = min(first, chunk.dictionary_page_offset)
-    return first
 
 
 def _what_is(file: Location) -> tuple[str, str]:

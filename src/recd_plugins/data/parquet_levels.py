@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.data.page_bytes import call_zstd, crc32
-from recd_plugins.sparse.rows.bits import first_one, ones, word_at
+from recd_plugins.sparse.rows.bits import first_one, ones, word_at, word_of
 from recd_plugins.sparse.rows.memory import array8
 
 __all__ = ["DecodedLists", "StoredPages", "read_page", "read_zstd_pages"]
@@ -119,11 +119,8 @@ def _read_levels(data: U8, at: int, width: int, count: int, low: U64, high: U64)
     bytes. Returns where they end, or -1."""
     if at + 4 > len(data):
         return -1
-    size = np.int64(0)
-    for byte in range(4):
-        size |= np.int64(data[at + byte]) << (8 * byte)
+    end = at + 4 + np.int64(word_of(data, at, 4))
     at += 4
-    end = at + size
     if end > len(data):
         return -1
     words = count // WORD + 2
@@ -314,7 +311,4 @@ def _from(data: U8, at: int, end: int) -> Any:
     """The 8 bytes from a place on as a number; those past the end are 0."""
     if at + 8 <= end:
         return word_at(data, at)
-    found = np.uint64(0)
-    for byte in range(end - at):
-        found |= np.uint64(data[at + byte]) << np.uint64(8 * byte)
-    return found
+    return word_of(data, at, end - at)

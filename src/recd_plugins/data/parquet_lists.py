@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -27,7 +27,14 @@ from recd_plugins.data.parquet_levels import (
     read_page,
     read_zstd_pages,
 )
-from recd_plugins.data.parquet_pages import CODECS, ColumnPage, OtherPages, decompressed, pages_of
+from recd_plugins.data.parquet_pages import (
+    CODECS,
+    ColumnPage,
+    OtherPages,
+    decompressed,
+    first_byte,
+    pages_of,
+)
 
 __all__ = ["ListColumn", "decode_lists", "list_columns"]
 
@@ -46,11 +53,11 @@ class ListColumn(NamedTuple):
 
     field: pa.Field
     first_byte: int
-    size: int
+    stored_size: int
     """The bytes it takes in the file."""
     codec: str | None
-    decompressed: int
-    """The bytes of its pages."""
+    size: int
+    """The bytes it takes decompressed."""
     num_rows: int
     num_values: int
     """Its numbers, empty lists and missing lists."""
@@ -63,7 +70,6 @@ def list_columns(
     schema: pa.Schema,
     group: int,
     wanted: Iterable[str],
-    first_byte: Callable[[pq.ColumnChunkMetaData], int],
 ) -> list[ListColumn]:
     """The wanted columns of a stripe that may be decoded here."""
     wanted, described = {*wanted}, file.row_group(group)
@@ -125,7 +131,7 @@ def _decoded(
     column: ListColumn, data: memoryview, pool: pa.MemoryPool | None
 ) -> pa.ListArray | None:
     try:
-        return _lists(column, pages_of(data, column.decompressed), pool)
+        return _lists(column, pages_of(data, column.size), pool)
     except OtherPages:
         return None
 

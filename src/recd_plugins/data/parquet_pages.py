@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-__all__ = ["CODECS", "ColumnPage", "OtherPages", "decompressed", "pages_of"]
+__all__ = ["CODECS", "ColumnPage", "OtherPages", "decompressed", "first_byte", "pages_of"]
 
 CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
 """The compressions of columns, and what Arrow calls each."""
@@ -49,6 +50,14 @@ class ColumnPage(NamedTuple):
     """The CRC-32 of the stored bytes, if its writer computed one."""
 
 
+def first_byte(chunk: pq.ColumnChunkMetaData) -> int:
+    """The place in the file where a column of a stripe begins."""
+    first: int = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        first = min(first, chunk.dictionary_page_offset)
+    return first
+
+
 def pages_of(column: memoryview, most: int) -> list[ColumnPage]:
     """The pages that lie end to end in a column's bytes, none of more than `most` bytes; raises
     `OtherPages` for all that is not familiar."""
@@ -62,14 +71,14 @@ def decompressed(page: ColumnPage, codec: pa.Codec | None, pool: pa.MemoryPool |
     """The bytes of a page, whose checksum is verified; raises `OtherPages` if they are damaged."""
     if page.checksum is not None and page.checksum != zlib.crc32(page.stored):
         raise OtherPages("a checksum that differs")
-    # Arrow itself checks the size of a zstd frame; a block of snappy begins with it.
-    snappy = codec is not None and codec.name == "snappy"
-    try:
-        size = _number(page.stored, 0)[0] if snappy else page.size
-        if size != (len(page.stored) if codec is None else page.size):
+    if codec is None:
+        if page.size != len(page.stored):
             raise OtherPages("a page of another size than its header has")
-        if codec is None:
-            return page.stored
+        return page.stored
+    try:
+        # A block of snappy begins with its size; that of a zstd frame Arrow checks itself.
+        if codec.name == "snappy" and _number(page.stored, 0)[0] != page.size:
+            raise OtherPages("a page of another size than its header has")
         return codec.decompress(page.stored, page.size, memory_pool=pool)
     except (IndexError, ValueError, OSError) as error:  # Arrow's are the latter two
         raise OtherPages(str(error)) from error

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recd_plugins.compat.kernels import kernel
+from recd_plugins.sparse.rows.bits import word_of
 
 __all__ = ["combine", "hash_integers", "hash_texts"]
 
@@ -60,24 +61,15 @@ def _hash_word(word: Any, seed: Any) -> Any:
 
 
 @kernel
-def _word(data: npt.NDArray[np.uint8], at: int, count: int) -> np.uint64:
-    """The number that `count` bytes from `at` on make, the lowest first."""
-    word = np.uint64(0)
-    for i in range(count):
-        word |= np.uint64(data[at + i]) << np.uint64(8 * i)
-    return word
-
-
-@kernel
 def _hash_bytes(data: npt.NDArray[np.uint8], start: int, stop: int, seed: Any) -> Any:
     at = start
     if stop - start >= 32:
         one, two, three, four = seed + P1 + P2, seed + P2, seed, seed - P1
         while stop - at >= 32:
-            one = _round(one, _word(data, at, 8))
-            two = _round(two, _word(data, at + 8, 8))
-            three = _round(three, _word(data, at + 16, 8))
-            four = _round(four, _word(data, at + 24, 8))
+            one = _round(one, word_of(data, at, 8))
+            two = _round(two, word_of(data, at + 8, 8))
+            three = _round(three, word_of(data, at + 16, 8))
+            four = _round(four, word_of(data, at + 24, 8))
             at += 32
         x = _rotate(one, 1) + _rotate(two, 7) + _rotate(three, 12) + _rotate(four, 18)
         for lane in (one, two, three, four):
@@ -86,10 +78,10 @@ def _hash_bytes(data: npt.NDArray[np.uint8], start: int, stop: int, seed: Any) -
         x = seed + P5
     x += np.uint64(stop - start)
     while stop - at >= 8:
-        x = _rotate(x ^ _round(np.uint64(0), _word(data, at, 8)), 27) * P1 + P4
+        x = _rotate(x ^ _round(np.uint64(0), word_of(data, at, 8)), 27) * P1 + P4
         at += 8
     if stop - at >= 4:
-        x = _rotate(x ^ (_word(data, at, 4) * P1), 23) * P2 + P3
+        x = _rotate(x ^ (word_of(data, at, 4) * P1), 23) * P2 + P3
         at += 4
     while at < stop:
         x = _rotate(x ^ (np.uint64(data[at]) * P5), 11) * P1

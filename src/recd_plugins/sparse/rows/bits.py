@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]  # numba's own, without stubs
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["first_one", "ones", "word_at"]
+from recd_plugins.compat.kernels import kernel
+
+__all__ = ["first_one", "ones", "word_at", "word_of"]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -42,3 +46,12 @@ def word_at(_typing: Any, data: Any, _place: Any) -> Any:
         return builder.load(word, align=1)
 
     return types.uint64(data, types.int64), generate
+
+
+@kernel
+def word_of(data: npt.NDArray[np.uint8], at: int, count: int) -> np.uint64:
+    """The number that `count` bytes from `at` on make, the lowest first."""
+    word = np.uint64(0)
+    for i in range(count):
+        word |= np.uint64(data[at + i]) << np.uint64(8 * i)
+    return word
