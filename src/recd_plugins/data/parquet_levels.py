@@ -287,7 +287,13 @@ def _look_up(data: U8, at: int, dictionary: Numbers, into: Numbers) -> Any:
             some = min(8 * (head >> 1), count - value)
             for i in range(some):
                 bit = i * width
-                place = _from(data, at + (bit >> 3), end) >> np.uint64(bit & 7) & mask
+                byte = at + (bit >> 3)
+                # In this loop and not in a function: it would take four times as long.
+                if byte + WORD // 8 <= end:
+                    word = word_at(data, byte)
+                else:
+                    word = word_of(data, byte, end - byte)
+                place = word >> np.uint64(bit & 7) & mask
                 if place >= known:
                     return False
                 into[np.uintp(value + i)] = dictionary[place]
@@ -297,18 +303,10 @@ def _look_up(data: U8, at: int, dictionary: Numbers, into: Numbers) -> Any:
             size = (width + 7) // 8
             if some == 0 or size > end - at:
                 return False
-            place = _from(data, at, at + size)
+            place = word_of(data, at, size)
             if place > mask or place >= known:
                 return False
             into[value : value + some] = dictionary[place]
             at += int(size)
         value += some
     return True
-
-
-@kernel
-def _from(data: U8, at: int, end: int) -> Any:
-    """The 8 bytes from a place on as a number; those past the end are 0."""
-    if at + 8 <= end:
-        return word_at(data, at)
-    return word_of(data, at, end - at)
