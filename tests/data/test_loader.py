@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections import Counter
 from itertools import chain, islice
 
@@ -25,6 +26,7 @@ from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.local_loader import RankBatches
 from recd_plugins.data.order import Shares
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.stripe_reader import StripeReader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.sample import SpreadsBatches
@@ -92,7 +94,7 @@ def test_epochs_differ_where_shuffled_and_seeds_give_the_same(table, options):
     assert epoch(open_loader(table, prefetch=False, **options)) == first
 
 
-def test_two_threads_load_the_windows_that_none_does(table):
+def test_threads_load_the_windows_that_none_does(table):
     order, shares = open_loader(table).source.order, Shares(world_size=1, streams=1)
     none, two = (
         RankBatches(table, order, shares, rank=0, prefetch=threads, transform=None)
@@ -114,26 +116,50 @@ def test_gentle_threads_load_the_first_window_alone_and_are_less_urgent(table, m
     source = RankBatches(table, order, shares, rank=0, prefetch=2, transform=None, gently=gently)
     decode, gather = BatchReader._decode, BatchReader._gather
     seen, others = [], threading.Event()
+    pieces = len(next(order.windows(0, 0, 0)).pieces)
 
-    def decoded(reader, window):
+    def decoded(reader, piece):
         seen.append(("decode", _urgency()))
-        if len(seen) > 1:
+        if len(seen) > pieces:
             others.set()
-        return decode(reader, window)
+        return decode(reader, piece)
 
-    def gathered(*args):
+    def gathered(reader, window, decoded, each):
+        decoded = [*decoded]
         if not gently:  # else nobody comes
             assert others.wait(60)
         seen.append(("gather", _urgency()))
-        return gather(*args)
+        return gather(reader, window, decoded, each)
 
     monkeypatch.setattr(BatchReader, "_decode", decoded)
     monkeypatch.setattr(BatchReader, "_gather", gathered)
     assert len([*source.batches(0, 0)]) == order.num_batches
-    assert [what for what, _ in seen[:2]] == (["decode", "gather"] if gently else ["decode"] * 2)
+    then = "gather" if gently else "decode"
+    assert [what for what, _ in seen[: pieces + 1]] == [*["decode"] * pieces, then]
     most = 19 - _urgency()  # a run that is as little urgent as can be has no threads that are less
     less = min(GENTLY, most) if gently and sys.platform == "linux" else 0
     assert {urgency - _urgency() for _, urgency in seen} == {less}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_stripes_are_decoded_two_at_a_time_only_if_a_window_is_waited_for(
+    table, monkeypatch, waits
+):
+    order, shares = open_loader(table).source.order, Shares(world_size=1, streams=1)
+    source = RankBatches(table, order, shares, rank=0, prefetch=2, transform=None)
+    decode, busy, most = StripeReader.decode, [], []
+
+    def decoded(reader, piece):
+        busy.append(piece)
+        time.sleep(0.05 if waits else 0)
+        most.append(len(busy))
+        busy.remove(piece)
+        return decode(reader, piece)
+
+    monkeypatch.setattr(StripeReader, "decode", decoded)
+    for _ in source.batches(0, 0):
+        time.sleep(0 if waits else 0.05)
+    assert max(most) == (2 if waits else 1)
 
 
 def _urgency() -> int:

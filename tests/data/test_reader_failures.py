@@ -24,7 +24,7 @@ from known_rows import ROWS, SCHEMA, epoch, open_loader, write
 
 from recd_plugins.compat.copied_server import copy_as_fork_server
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.local_reader import LOADING
+from recd_plugins.data.batch_reader import DECODING
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import DataError, PluginError, RegistryError
@@ -222,12 +222,13 @@ def test_no_thread_outlives_its_iterator(table):
 
     running = iter(open_loader(table))
     next(running)
-    assert len(threads("recd-reader")) == LOADING
+    assert len(threads("recd-decoding")) == DECODING
+    assert len(threads("recd-gathering")) == 1
     assert bool(threads("recd-copies")) == (pa.cpu_count() > 1)
     running.close()
     epoch(open_loader(table))
     del running
-    assert threads("recd-reader") + threads("recd-copies") == []
+    assert [*map(threads, ("recd-decoding", "recd-gathering", "recd-copies"))] == [[], [], []]
 
 
 @pytest.mark.ranks

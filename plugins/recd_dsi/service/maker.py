@@ -34,8 +34,8 @@ STREAMS = 1024
 STALE = 60.0
 """Seconds without a request after which a client may be gone: batches that were made ahead for it
 make room first, and no more are made until it asks again."""
-LOADING = 2
-"""The number of threads that load windows: one gathers a window while another decodes the next."""
+WINDOWS_AHEAD = 2
+"""The windows that threads load ahead at each place."""
 TRIES = 3
 """How often a stripe is read before it counts as damaged."""
 TOGETHER, TOGETHER_BYTES = 16, 4 << 20
@@ -73,7 +73,7 @@ class OpenJob:
             self._order,
             shares,
             rank=consumer,
-            prefetch=LOADING,
+            prefetch=WINDOWS_AHEAD,
             transform=self._transform,
             gently=True,
         )

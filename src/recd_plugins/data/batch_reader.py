@@ -1,8 +1,8 @@
 """A consumer's batches: each window's stripes are decoded, put in order, cut and joined.
 
-For each stream of the consumer, memory holds the window in use and the windows loaded ahead, one
-per loading thread. One of these is held twice while it is gathered: as decoded, and in order.
-Allocators keep what is freed. A window is `reader.window` stripes at 8 bytes an id and 4 bytes a
+For each stream of the consumer, memory holds the window in use and the windows loaded ahead. One of
+these is held twice while it is gathered: as decoded, and in order. Allocators keep what is freed. A
+window is `reader.window` stripes at 8 bytes an id and 4 bytes a
 length or float; the features that a `dedup` converter takes hold each different row once. Decoded
 ids have 4 bytes where the files have 4, and so have the converter's rows if all features that it
 takes have 4.
@@ -11,15 +11,19 @@ takes have 4.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,22 +33,22 @@ from torch import Tensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
-from recd_plugins.data.conform.ids import id_error
-from recd_plugins.data.decoded import DecodedRows, absent_rows, decode_rows
-from recd_plugins.data.kept_stripes import kept_stripes
+from recd_plugins.data.decoded import DecodedRows
 from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
-from recd_plugins.data.parquet_file import OpenedFile
 from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
-from recd_plugins.data.stripes import DamagedStripe, Stripe
-from recd_plugins.data.table import Table, id_ranges
+from recd_plugins.data.stripe_reader import StripeReader
+from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError, so_many
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
 from recd_plugins.sparse.rows.take import take_blocks
-from recd_plugins.storage.uri import Location
 
-__all__ = ["BatchReader", "StripeReader", "key_column"]
+__all__ = ["DECODING", "BatchReader", "key_column"]
 
+DECODING = 2
+"""How many stripes are decoded at a time if batches wait for them: while one is read and checked,
+which one thread does, the columns of the other use all cores. If batches wait for none, that would
+only take processors from whoever makes them."""
 GENTLY = 5
 """The `nice` value added to threads that load gently: they get a third of a processor that another
 thread wants, too."""
@@ -70,10 +74,20 @@ class WindowPart:
     """The columns requested in addition to the features, [b] int64 each."""
 
 
-Decoded = tuple[list[DecodedRows], ReadSeconds]
-"""The pieces of a window, and the seconds that decoding them took."""
+Decoded = tuple[DecodedRows, ReadSeconds]
+"""A piece of a window, and the seconds that decoding it took."""
 Loaded = tuple[list[WindowPart], Mapping[str, float]]
 """The parts of a window, and the seconds that they took."""
+
+
+class _Threads(NamedTuple):
+    """The threads that load windows."""
+
+    decoding: Executor
+    """They decode a piece each."""
+    gathering: Executor
+    each: Each
+    """The threads that copy features of a window, or none beside the one that gathers it."""
 
 
 class BatchReader:
@@ -96,12 +110,12 @@ class BatchReader:
         """The features `unjoined` come as columns beside the batches, not in them.
 
         `beside` names those of `ASKABLE` that come with them, each from a column of the table.
-        `prefetch` threads load that many of each stream's next windows while one is used; of two
-        threads, one gathers a window while the other decodes the next. With `gently` they give way
-        to the thread that makes batches: none loads another window before the first is there, and
-        the system gives them less priority where it can (Linux). With `threads`, as many threads as
-        Arrow has decode a window and copy its features. Rows of the stripes `left_out` are empty
-        and have weight 0; other stripes are tried `tries` times.
+        `prefetch` of each stream's next windows are loaded by other threads while one is used. With
+        `gently` these give way to the thread that makes batches: none loads another window before
+        the first is there, and the system gives them less priority where it can (Linux). With
+        `threads`, up to `DECODING` stripes are decoded at a time, and as many threads as Arrow has
+        decode their columns and copy the features of a window. Rows of the stripes `left_out` are
+        empty and have weight 0; other stripes are tried `tries` times.
         """
         names = table.schema.sparse_names
         self._features = [name for name in names if name not in unjoined]
@@ -114,9 +128,15 @@ class BatchReader:
         self._beside = beside or {}
         self._session_id = table.schema.session_id if order.sessions != "split" else None
         keys = {*self._beside.values(), *filter(None, [self._session_id])}
-        self._stripes = StripeReader(
-            table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
+        stripes = partial(
+            StripeReader, table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
         )
+        self._idle: SimpleQueue[StripeReader] = SimpleQueue()
+        """Those that no thread uses at present."""
+        self._idle.put(stripes())
+        self._more = [stripes() for _ in range(DECODING - 1 if threads else 0)]
+        """Those that join in once a window was waited for."""
+        self._decoding = 1 + len(self._more)
         self.seconds = ReadSeconds()
         """The seconds spent on the windows from which a batch has been made so far."""
 
@@ -131,21 +151,24 @@ class BatchReader:
         length = self._order.num_batches
         ranges = [range(first, length if stop is None else stop), *then]
         wanted = [range(one.start, min(one.stop, length)) for one in ranges]
-        copies = ThreadPoolExecutor(self._threads, "recd-copies")
-        each: Each = copies.map if self._threads > 1 else map
         begin = _give_way if self._gently else None
-        pools = [ThreadPoolExecutor(1, "recd-reader", begin) for _ in range(self._prefetch)]
+        copies = ThreadPoolExecutor(self._threads, "recd-copies")
+        threads = _Threads(
+            decoding=ThreadPoolExecutor(self._decoding, "recd-decoding", begin),
+            gathering=ThreadPoolExecutor(1, "recd-gathering", begin),
+            each=copies.map if self._threads > 1 else map,
+        )
         try:
-            yield from self._batches(epoch, wanted, pools, each)
+            yield from self._batches(epoch, wanted, threads)
         finally:
             # In this order, no thread waits for work that was cancelled.
-            for pool in (*pools, copies):
+            for pool in (threads.decoding, threads.gathering, copies):
                 pool.shutdown(cancel_futures=True)
 
     def _batches(
-        self, epoch: int, wanted: Sequence[range], pools: Sequence[Executor], each: Each
+        self, epoch: int, wanted: Sequence[range], threads: _Threads
     ) -> Iterator[tuple[Batch, Columns]]:
-        streams = [self._parts(epoch, stream, wanted, pools, each) for stream in self._streams]
+        streams = [self._parts(epoch, stream, wanted, threads) for stream in self._streams]
         for batch in chain.from_iterable(wanted):
             parts = []
             for stream in streams:
@@ -156,28 +179,38 @@ class BatchReader:
             yield self._join(parts)
 
     def _parts(
-        self,
-        epoch: int,
-        stream: int,
-        wanted: Sequence[range],
-        pools: Sequence[Executor],
-        each: Each,
+        self, epoch: int, stream: int, wanted: Sequence[range], threads: _Threads
     ) -> Iterator[WindowPart]:
         """The stream cut at the borders of batches and of windows."""
         windows = chain.from_iterable(self._windows(epoch, stream, one) for one in wanted)
-        if not pools:
+        if not self._prefetch:
             for window in windows:
-                yield from self._given(self._gather(window, self._decode(window), each))
+                decoded = map(self._decode, window.pieces)
+                yield from self._given(self._gather(window, decoded, threads.each))
             return
         ahead: deque[Future[Loaded]] = deque()
+        used = math.inf
         for window in windows:
-            ahead.append(self._load(window, pools, each))
+            ahead.append(self._load(window, threads))
             if self._gently and len(ahead) == 1:
                 wait(ahead)
-            if len(ahead) == 1 + len(pools):
-                yield from self._given(ahead.popleft().result())
+            if len(ahead) == 1 + self._prefetch:
+                loaded = self._waited(ahead.popleft(), used)
+                began = time.perf_counter()
+                yield from self._given(loaded)
+                used = time.perf_counter() - began
         while ahead:
             yield from self._given(ahead.popleft().result())
+
+    def _waited(self, window: Future[Loaded], used: float) -> Loaded:
+        """The window once it is loaded. If that takes longer than the one before was `used`, more
+        stripes are decoded at a time from then on."""
+        began = time.perf_counter()
+        loaded = window.result()
+        if time.perf_counter() - began > used:
+            while self._more:
+                self._idle.put(self._more.pop())
+        return loaded
 
     def _windows(self, epoch: int, stream: int, wanted: range) -> Iterator[ReadWindow]:
         """The windows of the stream's part of these batches, the last one cut off where they
@@ -196,24 +229,35 @@ class BatchReader:
         while parts:
             yield parts.pop()
 
-    def _load(self, window: ReadWindow, pools: Sequence[Executor], each: Each) -> Future[Loaded]:
-        """The window: the first thread decodes it, the last one gathers it."""
-        decoded = pools[0].submit(self._decode, window)
-        return pools[-1].submit(lambda: self._gather(window, decoded.result(), each))
+    def _load(self, window: ReadWindow, threads: _Threads) -> Future[Loaded]:
+        decoding = [threads.decoding.submit(self._decode, piece) for piece in window.pieces]
 
-    def _decode(self, window: ReadWindow) -> Decoded:
-        """The window's rows in the order of their stripes, and the seconds that took."""
+        def gather() -> Loaded:
+            decoded = (piece.result() for piece in decoding)
+            return self._gather(window, decoded, threads.each)
+
+        return threads.gathering.submit(gather)
+
+    def _decode(self, piece: Piece) -> Decoded:
+        """The piece's rows, and the seconds that took."""
         began, seconds = time.perf_counter(), ReadSeconds()
-        pieces = [self._stripes.decode(piece) for piece in window.pieces]
-        io = self._stripes.io_seconds()
+        stripes = self._idle.get()
+        try:
+            rows = stripes.decode(piece)
+            io = stripes.io_seconds()
+        finally:
+            self._idle.put(stripes)
         seconds.add(IO, io)
         seconds.add(DECODE, time.perf_counter() - began - io)
-        return pieces, seconds
+        return rows, seconds
 
-    def _gather(self, window: ReadWindow, decoded: Decoded, each: Each) -> Loaded:
+    def _gather(self, window: ReadWindow, decoded: Iterable[Decoded], each: Each) -> Loaded:
         """The window's rows in order, cut at the borders of batches, and the seconds that took."""
+        pieces, seconds = [], ReadSeconds()
+        for rows, of_piece in decoded:
+            pieces.append(rows)
+            seconds.add_all(of_piece.parts)
         began = time.perf_counter()
-        pieces, seconds = decoded
         runs = None
         if self._session_id is not None:
             runs = runs_of(piece.keys[self._session_id] for piece in pieces)
@@ -301,109 +345,3 @@ def _column(pieces: Sequence[DecodedRows], name: str) -> list[Jagged | HeldOnce 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """The rows of all parts; a single part is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
-
-
-PAUSE = 0.05
-"""Seconds: the first wait before a stripe is tried again is twice as long, the next one four
-times."""
-OPEN_FILES = 16
-"""How many files, the last used ones, stay open: an epoch reads a file's stripes in any order."""
-
-
-class StripeReader:
-    """Decodes pieces of stripes, and checks what the footers do not show.
-
-    Only the columns that a batch holds are read. A page that does not decode or whose
-    checksum differs (tables of ours have checksums), nulls, and ids out of range (where
-    there are no statistics) raise `DamagedStripe`, naming file and row group.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        *,
-        threads: bool = True,
-        keys: Sequence[str] = (),
-        left_out: Collection[int] = (),
-        tries: int = 1,
-    ) -> None:
-        self._table = table
-        self._left_out, self._tries = frozenset(left_out), tries
-        self._threads = threads
-        self._keys = keys
-        schema = table.schema
-        self._columns = [
-            *schema.float_columns,
-            *schema.sparse_names,
-            *schema.weights_names,
-            *keys,
-        ]
-        self._file_columns = table.file_columns(self._columns)
-        self._files: dict[Location, OpenedFile] = {}
-        self._kept = kept_stripes()  # belongs to the thread that made it: other threads may decode
-        self._io = 0.0
-
-    def decode(self, piece: Piece) -> DecodedRows:
-        """The rows; `DamagedStripe` if no try succeeds."""
-        if piece.stripe in self._left_out:
-            return absent_rows(self._table.schema, piece.num_rows, self._keys)
-        for tried in range(1, self._tries + 1):
-            try:
-                return self._decode(piece)
-            except DataError as error:
-                self._forget(self._table.stripes[piece.stripe].file)
-                if tried == self._tries:
-                    raise DamagedStripe(str(error), piece.stripe) from error
-                time.sleep(PAUSE * 2**tried)
-        raise AssertionError("a stripe is tried at least once")
-
-    def _decode(self, piece: Piece) -> DecodedRows:
-        stripe = self._table.stripes[piece.stripe]
-        file = self._open(stripe.file)
-        rows = self._table.stored(
-            file,
-            stripe,
-            self._file_columns,
-            threads=self._threads,
-            kept=self._kept,
-            expand=self._table.source is not None,
-        )
-        self._io += file.io_seconds()
-        rows = rows.slice(piece.start, piece.num_rows)
-        known = id_ranges(file.metadata, stripe.group).keys()
-        rows = self._table.conform(
-            rows, str(stripe), self._columns, first_row=piece.start, in_range=known
-        )
-        decoded = decode_rows(rows, self._table.schema, str(stripe), self._keys, piece.start)
-        if self._table.source is None:
-            self._check_ids(stripe, decoded, known)
-        return decoded
-
-    def io_seconds(self) -> float:
-        """The seconds spent reading bytes since the last call."""
-        found, self._io = self._io, 0.0
-        return found
-
-    def _open(self, path: Location) -> OpenedFile:
-        file = self._files.pop(path, None)
-        if file is None:
-            if len(self._files) == OPEN_FILES:
-                self._files.pop(next(iter(self._files))).close()
-            file = self._table.opened(path)
-        self._files[path] = file
-        return file
-
-    def _forget(self, path: Location) -> None:
-        """Close the file, so that the next try opens it again."""
-        file = self._files.pop(path, None)
-        if file is not None:
-            file.close()
-
-    def _check_ids(self, stripe: Stripe, decoded: DecodedRows, known: Collection[str]) -> None:
-        """Check the ids of columns without statistics; `Table.open` has checked the others."""
-        for feature in self._table.schema.sparse:
-            for part in () if feature.name in known else decoded.features[feature.name]:
-                low, high = part.values.aminmax() if len(part.values) else (0, 0)
-                worst = int(low if low < 0 else high)
-                if not 0 <= worst < feature.num_ids:
-                    raise id_error(stripe, feature.name, worst, feature.num_ids)

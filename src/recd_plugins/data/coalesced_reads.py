@@ -41,6 +41,11 @@ class FetchedFile(io.RawIOBase):
         self._starts: list[int] = []
         self._spans: list[bytes] = []
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether it lies on a disk of this machine, and not in a store."""
+        return self._uri is None
+
     def fetch(self, spans: Iterable[tuple[int, int]]) -> None:
         """Fetch spans of (first byte, size), and drop those fetched before."""
         ios = coalesced_ios(spans, hole=LOCAL_HOLE if self._uri is None else HOLE, most=MOST)
@@ -79,16 +84,18 @@ class FetchedFile(io.RawIOBase):
     def read(self, size: int = -1, /) -> Any:
         end = self._size if size is None or size < 0 else min(self._size, self._at + size)
         first, self._at = self._at, max(self._at, end)
+        return self._found(first, end) if first < end else b""
+
+    def span(self, first: int, size: int) -> memoryview:
+        """`size` bytes from a place on; several threads may ask at a time."""
+        return memoryview(self._found(first, first + size)).cast("B")  # Arrow's are signed
+
+    def _found(self, first: int, end: int) -> bytes | memoryview:
         at = bisect_right(self._starts, first) - 1
         if at >= 0 and end <= self._starts[at] + len(self._spans[at]):
             start = first - self._starts[at]
             return memoryview(self._spans[at])[start : start + end - first]
-        return self._ask(first, end) if first < end else b""
-
-    def span(self, first: int, size: int) -> memoryview:
-        """`size` bytes from a place on."""
-        self.seek(first)
-        return memoryview(self.read(size)).cast("B")  # Arrow's are signed
+        return self._ask(first, end)
 
     def readall(self) -> bytes:
         return bytes(self.read())

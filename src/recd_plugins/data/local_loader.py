@@ -68,7 +68,7 @@ class RankBatches(IterableDataset[HandedOver]):
         transform: Transform | None,
         gently: bool = False,
     ) -> None:
-        """`prefetch` threads load windows ahead, `gently` or not, as in a `BatchReader`."""
+        """`prefetch` windows are loaded ahead, `gently` or not, as in a `BatchReader`."""
         self.epoch = 0
         """The epoch that the next `iter` reads."""
         self.first = 0

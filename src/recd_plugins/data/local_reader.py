@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from recd_plugins.data.local_loader import LocalLoader
     from recd_plugins.slots import Context
 
-__all__ = ["LOADING", "LocalReader", "LocalReaderConfig", "build_local_reader", "table_digest"]
+__all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader", "table_digest"]
 
-LOADING = 2
-"""Threads that load windows ahead."""
+WINDOWS_AHEAD = 2
+"""The windows that threads load ahead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,8 @@ class LocalReaderConfig(Config):
     get the same global batches with any number of ranks that divides it (with the same global batch
     size, and no workers)."""
     prefetch: bool = True
-    """Whether threads load the next window while this one is used: one decodes it, and another
-    gathers its rows; if the trainer waits, the first goes on with the window after. Switch it off
+    """Whether threads load the next two windows while this one is used: they decode a stripe,
+    or two at a time if the trainer waits for them, and gather the rows of one window. Switch it off
     to save memory."""
     pin_memory: bool | None = None
     """Whether batches are in pinned memory, where torch sees a CUDA device; by default if the job
@@ -139,7 +139,7 @@ class LocalReader(GivesNotices):
                 order,
                 shares,
                 rank=rank,
-                prefetch=LOADING if config.prefetch else 0,
+                prefetch=WINDOWS_AHEAD if config.prefetch else 0,
                 transform=transform,
             ),
             workers=config.workers,

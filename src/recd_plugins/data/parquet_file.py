@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +32,9 @@ from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
 from recd_plugins.storage.whole_file import of_path
+
+if TYPE_CHECKING:
+    from recd_plugins.data.parquet_lists import ListColumn
 
 __all__ = [
     "OPTIONS",
@@ -187,41 +190,57 @@ class OpenedFile(pq.ParquetFile):
         """Columns of the file and of its partitions. Without `expand`, those that leave out lists
         come as dictionaries."""
         own = self._own(columns)
+        lists = self._lists(i, own)
         if self._fetched is not None:
+            ahead = own
+            if lists and self._fetched.is_on_disk:
+                # The threads that decode lists read them: each reads what its cache then still has.
+                ahead = _others(own, lists)
             began = time.perf_counter()
-            self._fetched.fetch(_spans(self.metadata, i, own))
+            self._fetched.fetch(_spans(self.metadata, i, ahead))
             self._io += time.perf_counter() - began
-        rows = self._decoded(i, own, *args, **options)
+        rows = self._decoded(i, own, lists, *args, **options)
         if self.left_out:
             rows = held_once(rows, self.left_out, f"{self.location}, row group {i}")
         rows = self._with_partitions(rows, columns)
         return expanded(rows, self.left_out) if expand else rows
 
+    def _lists(self, i: int, columns: list[str] | None) -> Sequence[ListColumn]:
+        """The columns that kernels of our own decode."""
+        if self._fetched is None or columns is None or not {*columns} <= {*self._schema.names}:
+            return ()
+        from recd_plugins.data.parquet_lists import list_columns  # numba: a second
+
+        return list_columns(self.metadata, self._schema, i, columns)
+
     def _decoded(
-        self, i: int, columns: list[str] | None, *, use_threads: bool = True, **options: Any
+        self,
+        i: int,
+        columns: list[str] | None,
+        lists: Sequence[ListColumn],
+        *,
+        use_threads: bool = True,
+        **options: Any,
     ) -> pa.Table:
         """Columns of the file: lists by kernels of our own where these can, and the others by
         Arrow at the same time."""
         read = partial(super().read_row_group, i, use_threads=use_threads, **options)
-        schema = self._schema
-        if self._fetched is None or columns is None or not {*columns} <= {*schema.names}:
+        if self._fetched is None or columns is None or not lists:
             return read(columns)
-        from recd_plugins.data.parquet_lists import decode_lists, list_columns  # numba: a second
+        from recd_plugins.data.parquet_lists import decode_lists
 
-        lists = list_columns(self.metadata, schema, i, columns)
-        if not lists:
-            return read(columns)
-        data = [self._fetched.span(one.first_byte, one.stored_size) for one in lists]
-        decoding = decode_lists(lists, data, threads=use_threads)
-        ours = {one.field.name for one in lists}
-        rows = read([name for name in columns if name not in ours])
+        decoding = decode_lists(lists, self._fetched, threads=use_threads)
+        rows = read(_others(columns, lists))
         found = dict(zip(rows.column_names, rows.columns, strict=True))
-        found |= {name: one for name, one in decoding if one is not None}
-        if left := [name for name in ours if name not in found]:
+        for one in decoding:
+            self._io += one.io_seconds
+            if one.lists is not None:
+                found[one.name] = one.lists
+        if left := [name for name in columns if name not in found]:
             others = read(left)
             found |= dict(zip(others.column_names, others.columns, strict=True))
         wanted = dict.fromkeys(columns)
-        described = pa.schema(map(schema.field, wanted), schema.metadata)
+        described = pa.schema(map(self._schema.field, wanted), self._schema.metadata)
         return pa.Table.from_arrays([found[name] for name in wanted], schema=described)
 
     @cached_property
@@ -386,6 +405,12 @@ def _not_whole(file: Location, error: Exception) -> DataError:
     if not cure:
         return DataError(f"{file}: {what}")
     return DataError(f"{file}: {what} ({error}). {cure}")
+
+
+def _others(columns: Sequence[str] | None, lists: Sequence[ListColumn]) -> list[str]:
+    """The columns that are not among these lists."""
+    ours = {one.field.name for one in lists}
+    return [name for name in columns or () if name not in ours]
 
 
 def _spans(

@@ -8,6 +8,7 @@ not. Arrow decodes all others, and all that seems damaged, so that its errors st
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.compat.kept_memory import kept_memory
 from recd_plugins.compat.zstd_function import zstd_function
+from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.parquet_levels import (
     DecodedLists,
     StoredPages,
@@ -36,7 +38,7 @@ from recd_plugins.data.parquet_pages import (
     pages_of,
 )
 
-__all__ = ["ListColumn", "decode_lists", "list_columns"]
+__all__ = ["ListColumn", "ReadLists", "decode_lists", "list_columns"]
 
 LEAST = 128 << 10
 """The bytes from which a column is decoded here: a smaller one takes Arrow less time."""
@@ -110,15 +112,30 @@ def _is_familiar(field: pa.Field, chunk: pq.ColumnChunkMetaData, levels: pq.Colu
     )
 
 
+class ReadLists(NamedTuple):
+    """What came of a column."""
+
+    name: str
+    lists: pa.ListArray | None
+    """None if Arrow must decode it."""
+    io_seconds: float
+    """What reading its bytes adds to the time of all columns."""
+
+
 def decode_lists(
-    columns: Sequence[ListColumn], data: Iterable[memoryview], *, threads: bool
-) -> Iterator[tuple[str, pa.ListArray | None]]:
-    """Each column from its bytes in the file, by its name; None if Arrow must decode it. With
-    `threads`, as many as Arrow has begin at once."""
-    pool = kept_memory()
-    each = _threads(os.getpid(), pa.cpu_count()).map if threads and len(columns) > 1 else map
-    found = each(lambda column, bytes_of: _decoded(column, bytes_of, pool), columns, data)
-    return zip((one.field.name for one in columns), found, strict=True)
+    columns: Sequence[ListColumn], file: FetchedFile, *, threads: bool
+) -> Iterator[ReadLists]:
+    """Each column of the file. With `threads`, as many as Arrow has begin at once."""
+    pool, at_once = kept_memory(), pa.cpu_count() if threads and len(columns) > 1 else 1
+    each = _threads(os.getpid(), at_once).map if at_once > 1 else map
+
+    def read(column: ListColumn) -> ReadLists:
+        began = time.perf_counter()
+        data = file.span(column.first_byte, column.stored_size)
+        seconds = (time.perf_counter() - began) / at_once
+        return ReadLists(column.field.name, _decoded(column, data, pool), seconds)
+
+    return iter(each(read, columns))
 
 
 @lru_cache(maxsize=1)
