@@ -11,7 +11,6 @@ takes have 4.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -20,7 +19,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -90,6 +88,30 @@ class _Threads(NamedTuple):
     """The threads that copy features of a window, or none beside the one that gathers it."""
 
 
+class _Turns:
+    """Lets only so many threads at a time be inside it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._inside = most, 0
+        self._change = threading.Condition()
+
+    def allow(self, most: int) -> None:
+        """From now on, let in `most` threads at a time; whoever is inside stays."""
+        with self._change:
+            self._most = most
+            self._change.notify_all()
+
+    def __enter__(self) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._inside < self._most)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._inside -= 1
+            self._change.notify()
+
+
 class BatchReader:
     """The batches of one consumer: those streams of an order that it owns."""
 
@@ -128,15 +150,15 @@ class BatchReader:
         self._beside = beside or {}
         self._session_id = table.schema.session_id if order.sessions != "split" else None
         keys = {*self._beside.values(), *filter(None, [self._session_id])}
-        stripes = partial(
-            StripeReader, table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
-        )
+        self._decoding = DECODING if threads else 1
         self._idle: SimpleQueue[StripeReader] = SimpleQueue()
         """Those that no thread uses at present."""
-        self._idle.put(stripes())
-        self._more = [stripes() for _ in range(DECODING - 1 if threads else 0)]
-        """Those that join in once a window was waited for."""
-        self._decoding = 1 + len(self._more)
+        for _ in range(self._decoding):
+            stripes = StripeReader(
+                table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
+            )
+            self._idle.put(stripes)
+        self._turns = _Turns(self._decoding)
         self.seconds = ReadSeconds()
         """The seconds spent on the windows from which a batch has been made so far."""
 
@@ -189,7 +211,7 @@ class BatchReader:
                 yield from self._given(self._gather(window, decoded, threads.each))
             return
         ahead: deque[Future[Loaded]] = deque()
-        used = math.inf
+        used = 0.0
         for window in windows:
             ahead.append(self._load(window, threads))
             if self._gently and len(ahead) == 1:
@@ -203,13 +225,12 @@ class BatchReader:
             yield from self._given(ahead.popleft().result())
 
     def _waited(self, window: Future[Loaded], used: float) -> Loaded:
-        """The window once it is loaded. If that takes longer than the one before was `used`, more
-        stripes are decoded at a time from then on."""
+        """The window once it is loaded. Only if that takes longer than the one before was `used`,
+        several stripes are decoded at a time from then on."""
         began = time.perf_counter()
         loaded = window.result()
-        if time.perf_counter() - began > used:
-            while self._more:
-                self._idle.put(self._more.pop())
+        waited = time.perf_counter() - began
+        self._turns.allow(self._decoding if waited > used else 1)
         return loaded
 
     def _windows(self, epoch: int, stream: int, wanted: range) -> Iterator[ReadWindow]:
@@ -240,15 +261,16 @@ class BatchReader:
 
     def _decode(self, piece: Piece) -> Decoded:
         """The piece's rows, and the seconds that took."""
-        began, seconds = time.perf_counter(), ReadSeconds()
-        stripes = self._idle.get()
-        try:
-            rows = stripes.decode(piece)
-            io = stripes.io_seconds()
-        finally:
-            self._idle.put(stripes)
-        seconds.add(IO, io)
-        seconds.add(DECODE, time.perf_counter() - began - io)
+        seconds = ReadSeconds()
+        with self._turns:
+            began, stripes = time.perf_counter(), self._idle.get()
+            try:
+                rows = stripes.decode(piece)
+                io = stripes.io_seconds()
+            finally:
+                self._idle.put(stripes)
+            seconds.add(IO, io)
+            seconds.add(DECODE, time.perf_counter() - began - io)
         return rows, seconds
 
     def _gather(self, window: ReadWindow, decoded: Iterable[Decoded], each: Each) -> Loaded:
