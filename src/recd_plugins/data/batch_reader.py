@@ -150,7 +150,7 @@ class BatchReader:
         self._beside = beside or {}
         self._session_id = table.schema.session_id if order.sessions != "split" else None
         keys = {*self._beside.values(), *filter(None, [self._session_id])}
-        self._decoding = DECODING if threads else 1
+        self._decoding = min(DECODING, self._threads)
         self._idle: SimpleQueue[StripeReader] = SimpleQueue()
         """Those that no thread uses at present."""
         for _ in range(self._decoding):
