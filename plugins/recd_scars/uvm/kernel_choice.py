@@ -116,42 +116,62 @@ def _lift(choice: KernelChoice) -> float:
 def _knapsack(
     tables: Sequence[HostTable], capacity: float, cached: Collection[str]
 ) -> Mapping[str, _Point]:
-    hulls = {table.name: _hull(_points(table, cached=table.name in cached)) for table in tables}
-    steps = sorted(
-        (
-            (-(to.saves - of.saves) / (to.cost - of.cost), name, of, to)
-            for name, hull in hulls.items()
-            for of, to in pairwise(hull)
-        ),
-        key=lambda step: step[0],
-    )
-    at = {table.name: NOTHING for table in tables}
-    left = max(capacity, 0.0)
-    by_name = {table.name: table for table in tables}
-    stopped: list[str] = []
-    for _, name, of, to in steps:
-        if name in stopped:
-            continue
-        point: _Point | None = to
-        if to.cost - of.cost > left:
+    """The way to serve each table within the capacity; only those in `cached` may have a cache."""
+    filling = _Filling(tables, capacity)
+    stopped = filling.climb(cached)
+    filling.enlarge_caches([name for name in stopped if name in cached])
+    filling.take_whole_tables()
+    return filling.at
+
+
+class _Filling:
+    """A device's memory as it is given to tables: where each table is by now, and what is left."""
+
+    def __init__(self, tables: Sequence[HostTable], capacity: float) -> None:
+        self._tables = {table.name: table for table in tables}
+        self._left = max(capacity, 0.0)
+        self.at = dict.fromkeys(self._tables, NOTHING)
+
+    def climb(self, cached: Collection[str]) -> list[str]:
+        """Take the steps of all hulls in the order of what they save per byte. A table stops at the
+        first step that does not fit as a whole; those that stopped."""
+        hulls = {
+            name: _hull(_points(table, cached=name in cached))
+            for name, table in self._tables.items()
+        }
+        steps = [(name, of, to) for name, hull in hulls.items() for of, to in pairwise(hull)]
+        stopped: list[str] = []
+        for name, of, to in sorted(steps, key=lambda step: -_slope(step[1], step[2])):
+            if name in stopped:
+                continue
+            if self._fits(name, to):
+                self._move(name, to)
+                continue
             stopped.append(name)
-            # Part of a step from one cache to a larger one saves as much per byte as all of it.
-            part = of.kernel == to.kernel
-            point = _within(by_name[name], of.cost + left) if part else None
-        if point is not None and point.saves > at[name].saves:
-            left -= point.cost - of.cost
-            at[name] = point
-    for name in stopped:
-        larger = _within(by_name[name], at[name].cost + left) if name in cached else None
-        if larger is not None and larger.saves > at[name].saves:
-            left -= larger.cost - at[name].cost
-            at[name] = larger
-    for table in sorted(tables, key=lambda table: table.bytes.whole):
-        whole = _whole(table)
-        if whole.cost - at[table.name].cost <= left:
-            left -= whole.cost - at[table.name].cost
-            at[table.name] = whole
-    return at
+            if of.kernel == to.kernel:
+                # Part of a step from one cache to a larger one saves as much per byte as all of it.
+                self.enlarge_caches([name])
+        return stopped
+
+    def enlarge_caches(self, names: Sequence[str]) -> None:
+        """Give these tables caches as large as what is left allows, where that saves more."""
+        for name in names:
+            larger = _within(self._tables[name], self.at[name].cost + self._left)
+            if larger is not None and larger.saves > self.at[name].saves:
+                self._move(name, larger)
+
+    def take_whole_tables(self) -> None:
+        """Take the tables onto the device that fit there as a whole, the smallest first."""
+        for table in sorted(self._tables.values(), key=lambda table: table.bytes.whole):
+            if self._fits(table.name, _whole(table)):
+                self._move(table.name, _whole(table))
+
+    def _fits(self, name: str, point: _Point) -> bool:
+        return point.cost - self.at[name].cost <= self._left
+
+    def _move(self, name: str, point: _Point) -> None:
+        self._left -= point.cost - self.at[name].cost
+        self.at[name] = point
 
 
 def _points(table: HostTable, *, cached: bool) -> list[_Point]:
