@@ -217,59 +217,79 @@ class CostMeter(Callback):
     def cost(self, held: Mapping[str, int] | None = None) -> StepCost:
         """The cost of the steps since the last cost; every rank must call it, after the same steps.
         `held`: bytes of this rank's memory, by owner."""
+        self._wait_for_device()
+        reading, steps = self._unreported(), self._steps
+        every = _gathered(self._numbers(reading, held or {}), self._device)
+        self._reset()
+        return _cost_of_ranks(every, steps, [*reading])
+
+    def _wait_for_device(self) -> None:
+        """Count what the device still works on as time of the steps."""
         began = time.perf_counter()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._seconds += time.perf_counter() - began
-        traffic = self._traffic or {}
-        reading = self._unreported()
+
+    def _numbers(
+        self, reading: Mapping[str, float], held: Mapping[str, int]
+    ) -> dict[str, list[float]]:
+        """This rank's numbers, as `_cost_of_ranks` takes them; of each as many as on any rank."""
+        steps, traffic = max(1, self._steps), self._traffic or {}
         shown = min(RANKS, dist.get_world_size())
-        mine = torch.tensor(
-            [
-                self._seconds / max(1, self._steps),
-                (self._positions.waited - self._waited) / max(1, self._steps),
-                math.nan if self._factor is None else self._factor,
-                self._memory.peak(),
-                *(seconds / max(1, self._steps) for seconds in reading.values()),
-                *(traffic.get(to, {}).get(phase, 0) for to, phase in _ROUTES),
-                *(self._sent.get(rank, 0) for rank in range(shown)),
-                *((held or {}).get(owner, 0) for owner in OWNERS),
-            ],
-            dtype=torch.float64,
-            device=self._device,
-        )
-        ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(ranks, mine)
-        every = torch.stack(ranks).cpu()
-        seconds, waited, factor, _, *others = every.mean(0).tolist()
-        read, routes = others[: len(reading)], others[len(reading) :][: len(_ROUTES)]
-        each = every[:shown]
-        sent = each[:, -len(OWNERS) - shown : -len(OWNERS)]
-        owned = dict(zip(OWNERS, each[:, -len(OWNERS) :].T / 2**20, strict=True))
-        owned[OTHER] = each[:, 3] / 2**20 - sum(owned.values())
-        found: dict[str, dict[str, float]] = {}
-        for (collective, phase), size in zip(_ROUTES, routes, strict=True):
-            if size:
-                found.setdefault(collective, {})[phase] = size
-        steps = self._steps
-        self._reset()
-        return StepCost(
-            steps=steps,
-            step_ms=seconds * 1e3,
-            data_wait=waited / seconds if seconds else 0.0,
-            dedupe_factor=None if math.isnan(factor) else factor,
-            peak_memory_mib=float(every[:, 3].max()) / 2**20,
-            traffic=found,
-            reading_ms={part: 1e3 * one for part, one in zip(reading, read, strict=True)},
-            by_rank={
-                "step_ms": (1e3 * each[:, 0]).tolist(),
-                "wait_ms": (1e3 * each[:, 1]).tolist(),
-            },
-            sent=sent.tolist() if sent.any() else (),
-            memory_mib={
-                owner: sizes.clamp(min=0).tolist() for owner, sizes in owned.items() if sizes.any()
-            },
-        )
+        return {
+            "seconds": [self._seconds / steps],
+            "waited": [(self._positions.waited - self._waited) / steps],
+            "factor": [math.nan if self._factor is None else self._factor],
+            "peak": [self._memory.peak()],
+            "reading": [seconds / steps for seconds in reading.values()],
+            "traffic": [traffic.get(to, {}).get(phase, 0) for to, phase in _ROUTES],
+            "sent": [self._sent.get(rank, 0) for rank in range(shown)],
+            "held": [held.get(owner, 0) for owner in OWNERS],
+        }
+
+
+def _gathered(mine: Mapping[str, Sequence[float]], device: torch.device) -> dict[str, torch.Tensor]:
+    """[U, n] float64 on the CPU for each name: the n numbers of every rank."""
+    own = torch.tensor(
+        [number for numbers in mine.values() for number in numbers],
+        dtype=torch.float64,
+        device=device,
+    )
+    ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(ranks, own)
+    parts = torch.stack(ranks).cpu().split([len(numbers) for numbers in mine.values()], dim=1)
+    return dict(zip(mine, parts, strict=True))
+
+
+def _cost_of_ranks(every: Mapping[str, torch.Tensor], steps: int, parts: Sequence[str]) -> StepCost:
+    """The cost of so many steps, from the numbers of `every` rank; reading has these `parts`."""
+    means = {name: numbers.mean(0).tolist() for name, numbers in every.items()}
+    (seconds,), (waited,), (factor,) = means["seconds"], means["waited"], means["factor"]
+    traffic: dict[str, dict[str, float]] = {}
+    for (collective, phase), size in zip(_ROUTES, means["traffic"], strict=True):
+        if size:
+            traffic.setdefault(collective, {})[phase] = size
+    shown = every["sent"].shape[1]
+    each = {name: numbers[:shown] for name, numbers in every.items()}
+    owned = dict(zip(OWNERS, each["held"].T / 2**20, strict=True))
+    owned[OTHER] = each["peak"][:, 0] / 2**20 - sum(owned.values())
+    return StepCost(
+        steps=steps,
+        step_ms=seconds * 1e3,
+        data_wait=waited / seconds if seconds else 0.0,
+        dedupe_factor=None if math.isnan(factor) else factor,
+        peak_memory_mib=float(every["peak"].max()) / 2**20,
+        traffic=traffic,
+        reading_ms={part: 1e3 * one for part, one in zip(parts, means["reading"], strict=True)},
+        by_rank={
+            "step_ms": (1e3 * each["seconds"][:, 0]).tolist(),
+            "wait_ms": (1e3 * each["waited"][:, 0]).tolist(),
+        },
+        sent=each["sent"].tolist() if each["sent"].any() else (),
+        memory_mib={
+            owner: sizes.clamp(min=0).tolist() for owner, sizes in owned.items() if sizes.any()
+        },
+    )
 
 
 def _cost_of(line: Mapping[str, Any]) -> StepCost:
