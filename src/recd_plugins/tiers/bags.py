@@ -28,70 +28,6 @@ Divisor = Literal["size", "one"]
 """What TorchRec divides a feature's sums by: the size of each bag, or 1, plus `TINY`."""
 
 
-def divisors_of(
-    configs: Iterable[EmbeddingBagConfig], row_wise: Collection[str]
-) -> dict[str, Divisor]:
-    """The divisors of a collection's `row_wise` tables; sums of others stay as they are.
-
-    Where one of them pools by the mean, TorchRec divides the sums of all of them. It divides those
-    that stay sums by 1 plus `TINY`, and so do we.
-    """
-    found: dict[str, Divisor] = {
-        config.name: "size" if config.pooling is PoolingType.MEAN else "one"
-        for config in configs
-        if config.name in row_wise
-    }
-    return found if "size" in found.values() else {}
-
-
-@dataclass(frozen=True)
-class Lookups:
-    """n ids whose rows are all in one source, each id in a bag."""
-
-    which: Tensor
-    """[n] int64: the row of each."""
-    bags: Tensor
-    """[n] int64, ascending."""
-    weights: Tensor | None
-    """[n] float32; by default 1."""
-
-    def sums(self, rows: Tensor, num_bags: int) -> Tensor:
-        """[num_bags, D] float32, of `rows` [u, D]."""
-        if not len(self.which):
-            return rows.new_zeros(num_bags, rows.shape[1], dtype=torch.float32)
-        which = self.which
-        if rows.dtype != torch.float32:  # of smaller types, sums would be rounded too
-            rows = rows.index_select(0, which).float()
-            which = torch.arange(len(which), device=which.device)
-        # A row for each id, and `index_add_` of these, would take 2 to 9 times as long on the CPU.
-        sums: Tensor = torch.embedding_bag(
-            rows,
-            which,
-            begins(self.bags, num_bags),
-            mode=0,  # the sum
-            per_sample_weights=self.weights,
-            include_last_offset=True,
-        )[0]
-        return sums
-
-    def gradients(self, bags: Tensor, num_rows: int) -> Tensor:
-        """[num_rows, D] float32, from the gradients of the sums over `bags` [num_bags, D]."""
-        if not bags.is_cuda:
-            rows = bags.new_zeros(num_rows, bags.shape[1])
-            add_rows(rows, self.which, bags, self.bags, self.weights)
-            return rows
-        return self.turned().sums(bags, num_rows)
-
-    def turned(self) -> Lookups:
-        """The lookups turned round: each row becomes a bag of the bags that it is in."""
-        order = self.which.argsort(stable=True)
-        return Lookups(
-            self.bags[order],
-            self.which[order],
-            None if self.weights is None else self.weights[order],
-        )
-
-
 @dataclass(frozen=True)
 class GroupBags:
     """The bags of one group's ids: bag f · B + b is that of its feature f and sample b."""
@@ -169,11 +105,68 @@ class GroupBags:
         return ReplicaGradients(replicated, self.per_node.gradients(sums, len(self.node_rows)))
 
 
-def divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> None:
-    """Divide each feature's bags [B, D] in place; those without a divisor stay."""
-    for bags, divisor in zip(features, divisors, strict=True):
-        if divisor is not None:
-            bags /= divisor.unsqueeze(1)
+@dataclass(frozen=True)
+class Lookups:
+    """n ids whose rows are all in one source, each id in a bag."""
+
+    which: Tensor
+    """[n] int64: the row of each."""
+    bags: Tensor
+    """[n] int64, ascending."""
+    weights: Tensor | None
+    """[n] float32; by default 1."""
+
+    def sums(self, rows: Tensor, num_bags: int) -> Tensor:
+        """[num_bags, D] float32, of `rows` [u, D]."""
+        if not len(self.which):
+            return rows.new_zeros(num_bags, rows.shape[1], dtype=torch.float32)
+        which = self.which
+        if rows.dtype != torch.float32:  # of smaller types, sums would be rounded too
+            rows = rows.index_select(0, which).float()
+            which = torch.arange(len(which), device=which.device)
+        # A row for each id, and `index_add_` of these, would take 2 to 9 times as long on the CPU.
+        sums: Tensor = torch.embedding_bag(
+            rows,
+            which,
+            begins(self.bags, num_bags),
+            mode=0,  # the sum
+            per_sample_weights=self.weights,
+            include_last_offset=True,
+        )[0]
+        return sums
+
+    def gradients(self, bags: Tensor, num_rows: int) -> Tensor:
+        """[num_rows, D] float32, from the gradients of the sums over `bags` [num_bags, D]."""
+        if not bags.is_cuda:
+            rows = bags.new_zeros(num_rows, bags.shape[1])
+            add_rows(rows, self.which, bags, self.bags, self.weights)
+            return rows
+        return self.turned().sums(bags, num_rows)
+
+    def turned(self) -> Lookups:
+        """The lookups turned round: each row becomes a bag of the bags that it is in."""
+        order = self.which.argsort(stable=True)
+        return Lookups(
+            self.bags[order],
+            self.which[order],
+            None if self.weights is None else self.weights[order],
+        )
+
+
+def divisors_of(
+    configs: Iterable[EmbeddingBagConfig], row_wise: Collection[str]
+) -> dict[str, Divisor]:
+    """The divisors of a collection's `row_wise` tables; sums of others stay as they are.
+
+    Where one of them pools by the mean, TorchRec divides the sums of all of them. It divides those
+    that stay sums by 1 plus `TINY`, and so do we.
+    """
+    found: dict[str, Divisor] = {
+        config.name: "size" if config.pooling is PoolingType.MEAN else "one"
+        for config in configs
+        if config.name in row_wise
+    }
+    return found if "size" in found.values() else {}
 
 
 def divided_by(batch: RoutedBatch, divisors: Sequence[Divisor | None]) -> list[Tensor | None]:
@@ -186,3 +179,10 @@ def divided_by(batch: RoutedBatch, divisors: Sequence[Divisor | None]) -> list[T
         None if divisor is None else (size if divisor == "size" else one) + TINY
         for size, divisor in zip(sizes, divisors, strict=True)
     ]
+
+
+def divide(features: Iterable[Tensor], divisors: Sequence[Tensor | None]) -> None:
+    """Divide each feature's bags [B, D] in place; those without a divisor stay."""
+    for bags, divisor in zip(features, divisors, strict=True):
+        if divisor is not None:
+            bags /= divisor.unsqueeze(1)

@@ -62,105 +62,6 @@ SPAN = 1 << 40
 of range stays its table's, and TorchRec judges it."""
 
 
-class CoalescedIds(NamedTuple):
-    """N ids as u different ones: id n is `ids[inverse[n]]`. Equal ids of two tables are two."""
-
-    ids: Tensor
-    """[u] int64, table by table."""
-    counts: list[int]
-    """The number of ids that each table has; they sum to u."""
-    inverse: Tensor
-    """[N] int64."""
-
-
-def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
-    """The first `counts[0]` of `ids` [N] int64 are table 0's, and so on."""
-    if ids.is_cuda:
-        keys, inverse = torch.unique(to_keys(ids, counts), return_inverse=True)
-        ends = SPAN * torch.arange(1, len(counts) + 1, device=keys.device) - SPAN // 2
-        cuts = [0, *torch.searchsorted(keys, ends).tolist()]
-        found = [stop - start for start, stop in pairwise(cuts)]
-        return CoalescedIds(of_keys(keys)[0], found, inverse)
-    parts = [coalesce(part) for part in ids.split(list(counts))]
-    found = [len(part.ids) for part in parts]
-    inverse = torch.empty_like(ids)
-    for part, own, before in zip(
-        parts, inverse.split(list(counts)), accumulate(found, initial=0), strict=False
-    ):
-        torch.add(part.inverse_lookup, before, out=own)
-    return CoalescedIds(torch.cat([part.ids for part in parts]), found, inverse)
-
-
-def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:
-    """Keys that differ where tables do, of ids that lie as `coalesce_by_table` takes them."""
-    each = numbers_on(ids.device, counts)
-    tables = torch.arange(len(counts), device=ids.device)
-    return ids + SPAN * torch.repeat_interleave(tables, each, output_size=len(ids))
-
-
-def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The ids of keys, and their tables."""
-    tables = (keys + SPAN // 2) // SPAN
-    return keys - tables * SPAN, tables
-
-
-@dataclass(frozen=True)
-class AskedIds:
-    """The different ids that this rank asks of its node, those that it asks of rank 0 first."""
-
-    ids: Tensor
-    """[u] int64, as the rank that is asked knows them: rows of its share of the tier `per_node`, or
-    keys (`to_keys`) that it sends home for the node."""
-    counts: Tensor
-    """[ranks_per_node] int64: how many are asked of each rank."""
-    inverse: Tensor
-    """[n] int64: which of the u each of this rank's n occurrences is."""
-
-    @classmethod
-    def of(cls, positions: Tensor, layout: TierLayout) -> AskedIds:
-        """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
-        addresses, inverse = torch.unique(layout.address(positions), return_inverse=True)
-        addresses = addresses.long()
-        ends = torch.arange(1, layout.shares + 1, device=addresses.device) * layout.share_rows
-        cuts = torch.searchsorted(addresses, ends)
-        return cls(addresses % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
-
-
-@dataclass
-class NodeExchange(Multistreamable):
-    """An exchange within the node that its ranks have agreed on: who asks whom for how many."""
-
-    ids: Tensor
-    """[r] int64: the `AskedIds.ids` that ranks of the node ask of this one, those of rank 0
-    first."""
-    num_asked: list[int]
-    """The number of ids that this rank asks of each rank of the node; they sum to u."""
-    num_answered: list[int]
-    """The number of ids that each rank asks of this one; they sum to r."""
-
-    def rows_to_askers(self, rows: Tensor, node: Peers) -> Pending:
-        """Send `rows` [r, D] of `ids` to the ranks that asked for them; [u, D] come for the ids
-        that this rank asked for."""
-        return node.all_to_all(rows, self.num_answered, self.num_asked)
-
-    def gradients_to_asked(self, gradients: Tensor, node: Peers) -> Pending:
-        """The way back: send `gradients` [u, D] of the rows that this rank asked for to the ranks
-        that it asked; [r, D] come, of `ids`."""
-        return node.all_to_all(gradients, self.num_asked, self.num_answered)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        self.ids.record_stream(stream)
-
-
-def ask_node(asked: AskedIds, node: Peers) -> Collectives[NodeExchange]:
-    """Every rank of the node must call it. A rank first sends how many ids it asks for, then the
-    ids."""
-    answered = yield node.all_to_all(asked.counts)
-    answers, sends = torch.stack([answered, asked.counts]).tolist()
-    ids = yield node.all_to_all(asked.ids, sends, answers)
-    return NodeExchange(ids, sends, answers)
-
-
 @dataclass(frozen=True)
 class HomeIds(Multistreamable):
     """The ids that this rank sends to the home of a group's tables, feature by feature."""
@@ -305,6 +206,105 @@ def _by_feature(counts: Sequence[int], segments: Segments) -> list[int]:
         lengths.append(left[table])
         left[table] = 0
     return lengths
+
+
+@dataclass(frozen=True)
+class AskedIds:
+    """The different ids that this rank asks of its node, those that it asks of rank 0 first."""
+
+    ids: Tensor
+    """[u] int64, as the rank that is asked knows them: rows of its share of the tier `per_node`, or
+    keys (`to_keys`) that it sends home for the node."""
+    counts: Tensor
+    """[ranks_per_node] int64: how many are asked of each rank."""
+    inverse: Tensor
+    """[n] int64: which of the u each of this rank's n occurrences is."""
+
+    @classmethod
+    def of(cls, positions: Tensor, layout: TierLayout) -> AskedIds:
+        """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
+        addresses, inverse = torch.unique(layout.address(positions), return_inverse=True)
+        addresses = addresses.long()
+        ends = torch.arange(1, layout.shares + 1, device=addresses.device) * layout.share_rows
+        cuts = torch.searchsorted(addresses, ends)
+        return cls(addresses % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
+
+
+@dataclass
+class NodeExchange(Multistreamable):
+    """An exchange within the node that its ranks have agreed on: who asks whom for how many."""
+
+    ids: Tensor
+    """[r] int64: the `AskedIds.ids` that ranks of the node ask of this one, those of rank 0
+    first."""
+    num_asked: list[int]
+    """The number of ids that this rank asks of each rank of the node; they sum to u."""
+    num_answered: list[int]
+    """The number of ids that each rank asks of this one; they sum to r."""
+
+    def rows_to_askers(self, rows: Tensor, node: Peers) -> Pending:
+        """Send `rows` [r, D] of `ids` to the ranks that asked for them; [u, D] come for the ids
+        that this rank asked for."""
+        return node.all_to_all(rows, self.num_answered, self.num_asked)
+
+    def gradients_to_asked(self, gradients: Tensor, node: Peers) -> Pending:
+        """The way back: send `gradients` [u, D] of the rows that this rank asked for to the ranks
+        that it asked; [r, D] come, of `ids`."""
+        return node.all_to_all(gradients, self.num_asked, self.num_answered)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.ids.record_stream(stream)
+
+
+def ask_node(asked: AskedIds, node: Peers) -> Collectives[NodeExchange]:
+    """Every rank of the node must call it. A rank first sends how many ids it asks for, then the
+    ids."""
+    answered = yield node.all_to_all(asked.counts)
+    answers, sends = torch.stack([answered, asked.counts]).tolist()
+    ids = yield node.all_to_all(asked.ids, sends, answers)
+    return NodeExchange(ids, sends, answers)
+
+
+class CoalescedIds(NamedTuple):
+    """N ids as u different ones: id n is `ids[inverse[n]]`. Equal ids of two tables are two."""
+
+    ids: Tensor
+    """[u] int64, table by table."""
+    counts: list[int]
+    """The number of ids that each table has; they sum to u."""
+    inverse: Tensor
+    """[N] int64."""
+
+
+def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
+    """The first `counts[0]` of `ids` [N] int64 are table 0's, and so on."""
+    if ids.is_cuda:
+        keys, inverse = torch.unique(to_keys(ids, counts), return_inverse=True)
+        ends = SPAN * torch.arange(1, len(counts) + 1, device=keys.device) - SPAN // 2
+        cuts = [0, *torch.searchsorted(keys, ends).tolist()]
+        found = [stop - start for start, stop in pairwise(cuts)]
+        return CoalescedIds(of_keys(keys)[0], found, inverse)
+    parts = [coalesce(part) for part in ids.split(list(counts))]
+    found = [len(part.ids) for part in parts]
+    inverse = torch.empty_like(ids)
+    for part, own, before in zip(
+        parts, inverse.split(list(counts)), accumulate(found, initial=0), strict=False
+    ):
+        torch.add(part.inverse_lookup, before, out=own)
+    return CoalescedIds(torch.cat([part.ids for part in parts]), found, inverse)
+
+
+def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:
+    """Keys that differ where tables do, of ids that lie as `coalesce_by_table` takes them."""
+    each = numbers_on(ids.device, counts)
+    tables = torch.arange(len(counts), device=ids.device)
+    return ids + SPAN * torch.repeat_interleave(tables, each, output_size=len(ids))
+
+
+def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids of keys, and their tables."""
+    tables = (keys + SPAN // 2) // SPAN
+    return keys - tables * SPAN, tables
 
 
 Sent = Sequence[Awaitable[KeyedJaggedTensor]]

@@ -36,6 +36,68 @@ __all__ = ["TierCluster", "TierSharder", "tier_sharders", "why_no_tiers"]
 M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection, TierRowBagCollection)
 
 
+def tier_sharders(
+    cluster: TierCluster, sharders: Iterable[ModuleSharder[Any]]
+) -> list[ModuleSharder[nn.Module]]:
+    """The sharders; those of TorchRec's collections put tiers in front of their tables."""
+    collections = (EmbeddingCollection, EmbeddingBagCollection)
+    return [
+        TierSharder(sharder, cluster) if issubclass(sharder.module_type, collections) else sharder
+        for sharder in sharders
+    ]
+
+
+class TierSharder(WrappedSharder):
+    """Puts tiers in front of collections that have planned tables; the trainer's sharder shards all
+    others.
+
+    A module sharded with tiers has the trainer's fused params and codecs. Where the plan coalesces
+    tables of an EmbeddingBagCollection, their rows travel instead of sums: `TierRowBagCollection`.
+    """
+
+    def __init__(self, inner: ModuleSharder[Any], cluster: TierCluster) -> None:
+        super().__init__(inner)
+        self._cluster = cluster
+
+    def shard(
+        self,
+        module: EmbeddingCollection | EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        bags = isinstance(module, EmbeddingBagCollection)
+        configs: Sequence[BaseEmbeddingConfig] = (
+            module.embedding_bag_configs() if bags else module.embedding_configs()
+        )
+        if not self._cluster.plans_any(configs):
+            return self._inner.shard(module, params, env, device, module_fqn)
+        if why := why_no_tiers(self._inner):
+            tables = [config.name for config in configs if config.name in self._cluster.plan.tables]
+            raise CapabilityError(
+                f"tier plan: tables {', '.join(tables)} have replicas, but {why}. Leave them out "
+                "of the tier plan, or shard them by TorchRec's own."
+            )
+        options: dict[str, Any] = {"device": device, "module_fqn": module_fqn}
+        kind: Any = TierEmbeddingBagCollection if bags else TierEmbeddingCollection
+        if bags and self._cluster.coalesces(configs):
+            kind = TierRowBagCollection
+        else:
+            options |= module_options(self._inner)
+        return self._cluster.shard(kind, self, module, params, env, **options)
+
+    def reshard(self, sharded_module: Any, *rest: Any, **options: Any) -> Any:
+        """Refuse collections with replicas, which know where rows are at home; the trainer's
+        sharder reshards others."""
+        if isinstance(sharded_module, TieredModule | TierRowBagCollection):
+            raise CapabilityError(
+                "tiers: a collection with replicas cannot be resharded. Leave its tables out of "
+                "the tier plan, or shard the model again."
+            )
+        return self._inner.reshard(sharded_module, *rest, **options)
+
+
 class TierCluster:
     """A tier plan on a world of ranks, and all tiers that were made by it. All sharders share
     one."""
@@ -136,57 +198,6 @@ class TierCluster:
         self.plan = plan
 
 
-class TierSharder(WrappedSharder):
-    """Puts tiers in front of collections that have planned tables; the trainer's sharder shards all
-    others.
-
-    A module sharded with tiers has the trainer's fused params and codecs. Where the plan coalesces
-    tables of an EmbeddingBagCollection, their rows travel instead of sums: `TierRowBagCollection`.
-    """
-
-    def __init__(self, inner: ModuleSharder[Any], cluster: TierCluster) -> None:
-        super().__init__(inner)
-        self._cluster = cluster
-
-    def shard(
-        self,
-        module: EmbeddingCollection | EmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> Any:
-        bags = isinstance(module, EmbeddingBagCollection)
-        configs: Sequence[BaseEmbeddingConfig] = (
-            module.embedding_bag_configs() if bags else module.embedding_configs()
-        )
-        if not self._cluster.plans_any(configs):
-            return self._inner.shard(module, params, env, device, module_fqn)
-        if why := why_no_tiers(self._inner):
-            tables = [config.name for config in configs if config.name in self._cluster.plan.tables]
-            raise CapabilityError(
-                f"tier plan: tables {', '.join(tables)} have replicas, but {why}. Leave them out "
-                "of the tier plan, or shard them by TorchRec's own."
-            )
-        options: dict[str, Any] = {"device": device, "module_fqn": module_fqn}
-        kind: Any = TierEmbeddingBagCollection if bags else TierEmbeddingCollection
-        if bags and self._cluster.coalesces(configs):
-            kind = TierRowBagCollection
-        else:
-            options |= module_options(self._inner)
-        return self._cluster.shard(kind, self, module, params, env, **options)
-
-    def reshard(self, sharded_module: Any, *rest: Any, **options: Any) -> Any:
-        """Refuse collections with replicas, which know where rows are at home; the trainer's
-        sharder reshards others."""
-        if isinstance(sharded_module, TieredModule | TierRowBagCollection):
-            raise CapabilityError(
-                "tiers: a collection with replicas cannot be resharded. Leave its tables out of "
-                "the tier plan, or shard the model again."
-            )
-        return self._inner.reshard(sharded_module, *rest, **options)
-
-
 COLLECTIONS: dict[type[ModuleSharder[Any]], type[nn.Module]] = {
     EmbeddingCollectionSharder: EmbeddingCollection,
     EmbeddingBagCollectionSharder: EmbeddingBagCollection,
@@ -209,14 +220,3 @@ def why_no_tiers(sharder: ModuleSharder[Any]) -> str:
         f"{kind.__name__} shards a {sharder.module_type.__name__}, of which only the ranks that "
         "have its rows know what is looked up"
     )
-
-
-def tier_sharders(
-    cluster: TierCluster, sharders: Iterable[ModuleSharder[Any]]
-) -> list[ModuleSharder[nn.Module]]:
-    """The sharders; those of TorchRec's collections put tiers in front of their tables."""
-    collections = (EmbeddingCollection, EmbeddingBagCollection)
-    return [
-        TierSharder(sharder, cluster) if issubclass(sharder.module_type, collections) else sharder
-        for sharder in sharders
-    ]

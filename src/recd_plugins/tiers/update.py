@@ -34,32 +34,6 @@ from recd_plugins.tiers.row_optimizer import RowOptimizer
 __all__ = ["GroupUpdate", "ReplicaGradients", "SideStream", "Update", "Updates", "side_stream"]
 
 
-@dataclass(frozen=True)
-class ReplicaGradients:
-    """The gradients that the backward of one group of tables has for its replicas."""
-
-    replicated: Entries
-    """Gradients of rows of the tier `replicated`, whose targets are addresses."""
-    per_node: Tensor | None
-    """[u, D] float32: gradients of the rows that this rank asked of its node."""
-
-
-class GroupUpdate:
-    """An update as the backward of one group of tables sees it."""
-
-    def __init__(self, update: Update, number: int) -> None:
-        self._update = update
-        self._number = number
-
-    def clipped(self, gradient: Tensor) -> Tensor:
-        """The gradient of the group's outputs, clipped if its tables' are."""
-        group = self._update.batch.groups[self._number].replicas.group
-        return self._update.clipped(gradient, group.max_gradient)
-
-    def accumulate(self, gradients: ReplicaGradients) -> None:
-        self._update.accumulate(self._number, gradients)
-
-
 _NUMBERS = count()
 
 
@@ -202,6 +176,39 @@ class Update:
         yield from self._reduction.per_node(tier, entries, by_node.finish(), optimizer)
 
 
+class GroupUpdate:
+    """An update as the backward of one group of tables sees it."""
+
+    def __init__(self, update: Update, number: int) -> None:
+        self._update = update
+        self._number = number
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """The gradient of the group's outputs, clipped if its tables' are."""
+        group = self._update.batch.groups[self._number].replicas.group
+        return self._update.clipped(gradient, group.max_gradient)
+
+    def accumulate(self, gradients: ReplicaGradients) -> None:
+        self._update.accumulate(self._number, gradients)
+
+
+@dataclass(frozen=True)
+class ReplicaGradients:
+    """The gradients that the backward of one group of tables has for its replicas."""
+
+    replicated: Entries
+    """Gradients of rows of the tier `replicated`, whose targets are addresses."""
+    per_node: Tensor | None
+    """[u, D] float32: gradients of the rows that this rank asked of its node."""
+
+
+def _no_gradients(group: RoutedGroup) -> ReplicaGradients:
+    """The gradients of an output that no loss depends on."""
+    like = group.replicas.group.like.float()
+    asked = None if group.asked is None else like.new_zeros(len(group.asked.ids), like.shape[1])
+    return ReplicaGradients(Entries(group.routed.missed[:0], like), asked)
+
+
 class Updates:
     """The updates of one collection: those whose rows nobody has read yet, those whose backward may
     come, and those that have gradients in a running backward."""
@@ -294,13 +301,6 @@ class _End:
         """Apply the update of the latest forward, in the order in which backward calls TorchRec's
         kernels: optimizers with a state depend on the order."""
         self.backward.take_latest().apply()
-
-
-def _no_gradients(group: RoutedGroup) -> ReplicaGradients:
-    """The gradients of an output that no loss depends on."""
-    like = group.replicas.group.like.float()
-    asked = None if group.asked is None else like.new_zeros(len(group.asked.ids), like.shape[1])
-    return ReplicaGradients(Entries(group.routed.missed[:0], like), asked)
 
 
 class SideStream:

@@ -25,57 +25,6 @@ COPIED_ROWS = 1 << 13
 """Gradients that are copied at a time on CUDA."""
 
 
-def add_rows(
-    sums: Tensor,
-    targets: Tensor,
-    rows: Tensor,
-    sources: Tensor | None,
-    weights: Tensor | None = None,
-) -> None:
-    """On the CPU, `sums[targets[i]] += weights[i] * rows[sources[i]]` for each i, in their order.
-
-    `rows` and `sums` are float32; by default row i is the i-th, and weighs 1. No row is copied in
-    between. The result is that of `index_add_` to the bit, which takes ten times as long for many
-    rows.
-    """
-    none = targets.new_empty(0, dtype=torch.int64)
-    given = targets, rows, none if sources is None else sources
-    weighed = sums.new_empty(0) if weights is None else weights
-    arrays = (one.detach().contiguous().numpy() for one in (*given, weighed))
-    if not _add_rows(sums.numpy(), *arrays):
-        raise _of_no_row(len(sums), len(rows))
-
-
-def _of_no_row(num_rows: int, num_gradients: int) -> DataError:
-    return DataError(
-        f"tiers: some gradient is of none of {num_rows} rows, or is none of {num_gradients}. This "
-        "happens if tier plans differ between ranks: give all ranks the same plan."
-    )
-
-
-@kernel
-def _add_rows(
-    sums: npt.NDArray[np.float32],
-    targets: npt.NDArray[Any],
-    rows: npt.NDArray[np.float32],
-    sources: npt.NDArray[Any],
-    weights: npt.NDArray[np.float32],
-) -> bool:
-    """Adds rows `sources` to the sums `targets`. Without `sources` entry i has the i-th row, and
-    without `weights` each weighs 1. If a target or a source does not exist, adds nothing and
-    returns False."""
-    rows_there = all_below(sources, len(rows)) if sources.size else len(targets) <= len(rows)
-    if not (rows_there and all_below(targets, len(sums))):
-        return False
-    for i in range(targets.size):
-        target = sums[np.uintp(targets[i])]
-        source = rows[np.uintp(sources[i] if sources.size else i)]
-        weight = weights[i] if weights.size else np.float32(1)
-        for column in range(len(target)):
-            target[column] += weight * source[column]
-    return True
-
-
 @dataclass(frozen=True)
 class Entries:
     """Gradients of rows as backward has them: several of one row, in any order.
@@ -196,6 +145,57 @@ class Entries:
                 rows = rows * self.weights[block].unsqueeze(1)
             sums.index_add_(0, self.targets[block], rows)
         return sums
+
+
+def add_rows(
+    sums: Tensor,
+    targets: Tensor,
+    rows: Tensor,
+    sources: Tensor | None,
+    weights: Tensor | None = None,
+) -> None:
+    """On the CPU, `sums[targets[i]] += weights[i] * rows[sources[i]]` for each i, in their order.
+
+    `rows` and `sums` are float32; by default row i is the i-th, and weighs 1. No row is copied in
+    between. The result is that of `index_add_` to the bit, which takes ten times as long for many
+    rows.
+    """
+    none = targets.new_empty(0, dtype=torch.int64)
+    given = targets, rows, none if sources is None else sources
+    weighed = sums.new_empty(0) if weights is None else weights
+    arrays = (one.detach().contiguous().numpy() for one in (*given, weighed))
+    if not _add_rows(sums.numpy(), *arrays):
+        raise _of_no_row(len(sums), len(rows))
+
+
+def _of_no_row(num_rows: int, num_gradients: int) -> DataError:
+    return DataError(
+        f"tiers: some gradient is of none of {num_rows} rows, or is none of {num_gradients}. This "
+        "happens if tier plans differ between ranks: give all ranks the same plan."
+    )
+
+
+@kernel
+def _add_rows(
+    sums: npt.NDArray[np.float32],
+    targets: npt.NDArray[Any],
+    rows: npt.NDArray[np.float32],
+    sources: npt.NDArray[Any],
+    weights: npt.NDArray[np.float32],
+) -> bool:
+    """Adds rows `sources` to the sums `targets`. Without `sources` entry i has the i-th row, and
+    without `weights` each weighs 1. If a target or a source does not exist, adds nothing and
+    returns False."""
+    rows_there = all_below(sources, len(rows)) if sources.size else len(targets) <= len(rows)
+    if not (rows_there and all_below(targets, len(sums))):
+        return False
+    for i in range(targets.size):
+        target = sums[np.uintp(targets[i])]
+        source = rows[np.uintp(sources[i] if sources.size else i)]
+        weight = weights[i] if weights.size else np.float32(1)
+        for column in range(len(target)):
+            target[column] += weight * source[column]
+    return True
 
 
 @kernel
