@@ -156,9 +156,9 @@ class GroupIds:
     replicas: GroupReplicas
     """The replicas that the batch is routed by."""
     start: int
-    """The place of the group's first id among those of the batch."""
+    """The index of the group's first id among those of the batch."""
     first_feature: int
-    """The place of the group's first feature among those of the batch."""
+    """The index of the group's first feature among those of the batch."""
     segments: Segments
 
     @property

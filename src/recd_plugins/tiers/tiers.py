@@ -85,8 +85,11 @@ class Tiers:
         """The parameters of tables that the trainer's dense optimizer steps."""
         self._chunk_rows = chunk_rows
         self._keys: list[str] | None = None
+        """The keys of the latest KJT."""
         self._order: list[int] = []
+        """The index of each of the `features` among these keys."""
         self._order_tensor = torch.empty(0, dtype=torch.int32)
+        """The same on the KJT's device."""
         self._newest = Replicas(self._groups, plan, nodes)
         """The replicas that new batches are routed by."""
         self._version = plan.version
@@ -94,7 +97,7 @@ class Tiers:
         """The replicas that have the rows, or had them last."""
         self._updates = Updates()
         self._deferred: list[DeferredExchange] = []
-        self._warned = False
+        self._reported_no_row = False
         self._reported_read = False
         self.met_hot = False
         """Whether any batch was a hot one."""
@@ -115,16 +118,7 @@ class Tiers:
         self.met_hot |= hot
         arranged = self._by_table_feature(features)
         lengths, given = arranged.length_per_key(), arranged.values()
-        ids = given.to(torch.int64)
-        group_ids = list(self._group_ids(lengths))
-        routed = [one.route(ids) for one in group_ids]
-        if any(found.outside for found in routed):
-            ids = self._looked_up(given, group_ids)
-            routed = [one.route(ids) for one in group_ids]
-        groups = [
-            RoutedGroup.of(one, ids, found, self.nodes, hot=hot)
-            for one, found in zip(group_ids, routed, strict=True)
-        ]
+        ids, groups = self._routed(given, lengths, hot=hot)
         bag_lengths, weights = arranged.lengths(), arranged.weights_or_none()
         if arranged is features:
             # A pipeline may free the trainer's own once all ids are on their way.
@@ -153,7 +147,7 @@ class Tiers:
             )
         keys = features.keys()
         if keys != self._keys:
-            self._order = [_place(one, keys) for one in self.features]
+            self._order = [_index_among(keys, one) for one in self.features]
             self._keys = list(keys)
             # Made once: TorchRec would copy it to the device for each batch, and wait.
             self._order_tensor = torch.tensor(
@@ -162,6 +156,23 @@ class Tiers:
         if self._order == list(range(len(keys))):
             return features
         return features.permute(self._order, self._order_tensor)
+
+    def _routed(
+        self, given: Tensor, lengths: Sequence[int], *, hot: bool
+    ) -> tuple[Tensor, list[RoutedGroup]]:
+        """The ids [N] int64 that are looked up for those that are `given`, and those of each group
+        as they are routed."""
+        ids = given.to(torch.int64)
+        group_ids = list(self._group_ids(lengths))
+        routed = [one.route(ids) for one in group_ids]
+        if any(found.outside for found in routed):
+            ids = self._looked_up(given, group_ids)
+            routed = [one.route(ids) for one in group_ids]
+        groups = [
+            RoutedGroup.of(one, ids, found, self.nodes, hot=hot)
+            for one, found in zip(group_ids, routed, strict=True)
+        ]
+        return ids, groups
 
     def _group_ids(self, lengths: Sequence[int]) -> Iterator[GroupIds]:
         """The ids of each group, of a batch with so many ids of each feature."""
@@ -187,13 +198,15 @@ class Tiers:
             ):
                 own, num_rows = ids[start : start + length], group.num_rows[table]
                 rows = rows_looked_up(own, num_rows, world_size, bits=bits)
-                if check is BoundsCheckMode.WARNING and not self._warned:
-                    self._warn(feature, num_rows, own, rows)
+                if check is BoundsCheckMode.WARNING and not self._reported_no_row:
+                    self._report_no_row(feature, num_rows, own, rows)
                 own.copy_(rows)
                 start += length
         return ids
 
-    def _warn(self, feature: TableFeature, num_rows: int, ids: Tensor, rows: Tensor) -> None:
+    def _report_no_row(
+        self, feature: TableFeature, num_rows: int, ids: Tensor, rows: Tensor
+    ) -> None:
         """Warn once of an id of no row, as fbgemm does for its tables."""
         changed = (ids != rows).nonzero()
         if len(changed):
@@ -205,7 +218,7 @@ class Tiers:
                 "rows.",
                 stacklevel=2,
             )
-            self._warned = True
+            self._reported_no_row = True
 
     def begin_requests(self, batch: RoutedBatch) -> list[GroupRequest]:
         """Begin each group's request, in their order."""
@@ -359,8 +372,8 @@ class Tiers:
         self._version = plan.version
 
 
-def _place(feature: TableFeature, keys: list[str]) -> int:
-    """The place of a table's feature among the keys of a KJT."""
+def _index_among(keys: list[str], feature: TableFeature) -> int:
+    """The index of a table's feature among the keys of a KJT."""
     if feature.feature not in keys:
         raise DataError(
             f"tiers: the batch has no feature {feature.feature!r}, which table {feature.table!r} "
