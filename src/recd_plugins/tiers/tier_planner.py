@@ -2,7 +2,8 @@
 which rows.
 
 A policy subclasses `TierPlanner` and fills in `tables` and `choose`; in `hottest_rows` it may also
-decide which rows are hot.
+decide which rows are hot. In the class, what a policy may say comes first; then a plan, in the
+order in which it is made; then what follows from it: notices, sharders, moves of the replicas.
 """
 
 from __future__ import annotations
@@ -130,38 +131,6 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._behind = self.others
         """The planner of the others as it made the last plan: `others`, or a copy of it."""
 
-    @property
-    def options_in(self) -> str:
-        """The slot whose options name the tables, and a saved profile or plan; its own, unless
-        another planner has these options."""
-        return self.slot
-
-    @property
-    def asked_by(self) -> tuple[str, ...]:
-        """The slots of registry.yaml that ask for its tier plan; without them the plan is that of
-        the planner behind."""
-        return (self.slot,)
-
-    def take(self, context: Context) -> None:
-        mine = self.context
-        self.context = dataclasses.replace(
-            context,
-            others=mine.others,
-            where=mine.where,
-            name=mine.name,
-            neighbours=mine.neighbours,
-        )
-        if isinstance(self.others, TakesContext):
-            self.others.take(context)
-
-    def notices(self) -> Sequence[Notice]:
-        """Notices of what registry.yaml switches on and the last plan does not use."""
-        behind = self._behind
-        others = behind.notices() if isinstance(behind, GivesNotices) else ()
-        in_part = not self._left.reported.issuperset(self.found)
-        of_the_model = self._left.of_the_model() if in_part else ()
-        return [*self._notices, *of_the_model, *others]
-
     @abstractmethod
     def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
         """The tables that may have replicas, or be coalesced."""
@@ -186,6 +155,40 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """
         return rows.hottest(count)
 
+    def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
+        """Why the policy is for none of the model's tables, and what would change that."""
+        return self._left.none_named(every)
+
+    @property
+    def options_in(self) -> str:
+        """The slot whose options name the tables, and a saved profile or plan; its own, unless
+        another planner has these options."""
+        return self.slot
+
+    @property
+    def asked_by(self) -> tuple[str, ...]:
+        """The slots of registry.yaml that ask for its tier plan; without them the plan is that of
+        the planner behind."""
+        return (self.slot,)
+
+    @property
+    def chooses_homes(self) -> bool:
+        """Whether tables may lie in mapped files where memory has no room for all."""
+        return False
+
+    def home(self, topology: Topology) -> Topology:
+        """The topology by which the planner of the others counts the memory of tables at home."""
+        return topology
+
+    def kernels(self) -> Mapping[str, TableConstraint]:
+        """The row-wise tables that are to have another kernel than TorchRec's fused one."""
+        return {}
+
+    @property
+    def mapped_folder(self) -> Path:
+        """The folder of mapped files."""
+        return self.context.folder / "mapped"
+
     def prices(
         self,
         tables: Mapping[str, SequenceTable],
@@ -205,10 +208,25 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             carried=self.carried,
         )
 
+    def profiled(self) -> Profile:
+        """The trainer's profile, the saved one, or one of the context's batches."""
+        return self._profiles.profile(self.context, self.found)
+
+    def take(self, context: Context) -> None:
+        mine = self.context
+        self.context = dataclasses.replace(
+            context,
+            others=mine.others,
+            where=mine.where,
+            name=mine.name,
+            neighbours=mine.neighbours,
+        )
+        if isinstance(self.others, TakesContext):
+            self.others.take(context)
+
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
-        self.found = self._found(model)
-        self._has_planned = True
+        self._find_tables(model)
         if self.found and not self.plan_path and self._profiles.counts(self.context):
             self._profiles.count(self.context, self.found, group)
         try:
@@ -229,8 +247,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks, which need not be there."""
-        self.found, self.every = self._found(model), frozenset(model_tables(model))
-        self._has_planned = True
+        self._find_tables(model)
+        self.every = frozenset(model_tables(model))
         self.report = self._cluster = None
         self._notices, self._behind, self.mapped = [], self.others, ()
         self._leave_all()
@@ -250,6 +268,33 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             self.tier_plan = dataclasses.replace(self.tier_plan, mapped=self.mapped)
         self.explanation = "\n".join([reason, *homes.in_words(), explanation(self._behind)])
         return plan
+
+    def _find_tables(self, model: nn.Module) -> None:
+        """Begin a plan by the tables that the policy is for, that may be row-wise and that tiers
+        can stand in front of; and by how the trainer's sharders train and exchange them."""
+        self.fused = self.context.fused_by_table(model)
+        self.carried = self.context.carried(model)
+        chosen = self.tables(model)
+        if not isinstance(chosen, Mapping):
+            raise PluginError(
+                f"{self.slot}: {self.name}: its `tables` returned a {type(chosen).__name__}, where "
+                "it must return a mapping from names to some of model_tables(model)."
+            )
+        every = model_tables(model)
+        for name, table in chosen.items():
+            of_table = f"{self.slot}: {self.name}: its `tables` returned as table {shown(name)}"
+            check_made(table, ModelTable, of_table, "Take those of model_tables(model).")
+            if name not in every:
+                raise PluginError(
+                    f"{of_table}, which the model does not have; {nearest(name, every)}"
+                )
+        self._left.begin(model, chosen, self.fused, sharders_of(self.others))
+        self.found = {
+            name: table
+            for name, table in chosen.items()
+            if may_be_row_wise(self.others, name) and name not in self._left.why
+        }
+        self._has_planned = True
 
     def _proposed(
         self, model: nn.Module, topology: Topology, world_size: int, homes: Homes
@@ -278,11 +323,30 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             rows.check_saved(self.tier_plan, plan, f"{self.options_in}.plan: {path}")
         return reason, plan
 
-    def _plan_of_others(self, homes: Homes, world_size: int) -> ShardingPlan:
-        """The plan of the planner behind, beside tables that it must have row-wise."""
-        self._behind, plan, _ = self._beside_tiers(homes, world_size)
-        assert plan is not None  # only a planner that chose sizes goes without one
-        return plan
+    def _from_file(self, path: Path, cluster: Cluster, homes: Homes) -> str:
+        """Take the plan of a file, which must be for these tables and ranks; what it says, in
+        words."""
+        num_rows = {name: table.num_rows for name, table in self.found.items()}
+        plan, where = TierPlan.load(path), f"{self.options_in}.plan: {path}"
+        if not self.homes_by_table:
+            plan = dataclasses.replace(plan, mapped=())
+        plan.check_fits(num_rows, cluster, where=where)
+        if plan.mapped:
+            homes.take(plan.mapped, where)
+        self.tier_plan = plan if plan.tables else None
+        return f"tier plan: as in {path}; {plan.in_words()}"
+
+    def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
+        """Why no table could get replicas, if that is so."""
+        if self.found:
+            known = self._profiles.known(self.context)
+            return None if known else self._left.no_batches(self.options_in)
+        every, chosen = model_tables(model), self.tables(model)
+        if not every:
+            return self._left.no_collections()
+        if self._left.why:
+            return self._left.all_left()
+        return self._left.constrained(chosen) if chosen else self.no_tables(every)
 
     def _by_policy(
         self, model: nn.Module, topology: Topology, world_size: int, homes: Homes
@@ -294,142 +358,21 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if homes.lacking is None:  # else another plan is made, by the room that there is
             self._leave_data_parallel(own)
         if self.found:
-            reason, own = self._tier(model, topology, world_size, own, homes)
+            reason, own = self._make_tier_plan(model, topology, world_size, own, homes)
         else:
             self._notices = [self._left.all_data_parallel()]
             reason = str(self._notices[0])
         return "\n".join([reason, *self._profiles.in_words()]), own
 
-    def _beside_or_own(
-        self, reason: str, own: ShardingPlan, world_size: int, homes: Homes
-    ) -> tuple[str, ShardingPlan]:
-        """The plan beside the tier plan; or the planner's `own` one, and a notice, where a step is
-        slower with tiers and nobody forced them, or where they leave no room."""
-        mapped = homes.mapped
-        others, plan, slower = self._beside_tiers(homes, world_size)
-        if plan is not None and (self._forced or not slower):
-            self._behind = others
-            return reason, plan
-        homes.mapped = mapped
-        self._leave_all()
-        out = in_backticks(self.asked_by)
-        cure = f"stack.explain() has the prices; take {out} out where that is right."
-        self._notices.append(Unused(what=f"{self.slot}: {self.name}", why=slower, cure=cure))
-        return f"{reason}\n{slower}", own
+    def _leave_data_parallel(self, own: ShardingPlan) -> None:
+        """Leave the tables that the planner behind has on every rank: the dense optimizer steps
+        them there, and with tiers their own one would."""
+        shards = planned_shards(own, self.found)
+        dense = [name for name, one in shards.items() if one.kind == "data_parallel"]
+        self._left.add(dense, f"{OWN} plan has it data-parallel")
+        self._find_no_more(dense)
 
-    @property
-    def chooses_homes(self) -> bool:
-        """Whether tables may lie in mapped files where memory has no room for all."""
-        return False
-
-    def home(self, topology: Topology) -> Topology:
-        """The topology by which the planner of the others counts the memory of tables at home."""
-        return topology
-
-    def kernels(self) -> Mapping[str, TableConstraint]:
-        """The row-wise tables that are to have another kernel than TorchRec's fused one."""
-        return {}
-
-    def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The sharders of the others, with tiers in front of tables where the plan has any."""
-        found = sharders_of(self._others_planner())
-        if self.tier_plan is not None:
-            from recd_plugins.tiers.sharder import TierCluster, tier_sharders
-
-            if self._cluster is None:
-                self._cluster = TierCluster(self.tier_plan)
-                self._clusters.append(self._cluster)
-            found = tier_sharders(self._cluster, found)
-        return self.in_mapped_files(found, self.mapped) if self.mapped else found
-
-    def in_mapped_files(
-        self, sharders: list[ModuleSharder[nn.Module]], tables: Collection[str] | None = None
-    ) -> list[ModuleSharder[nn.Module]]:
-        """The sharders, with these tables in mapped files, by default all."""
-        from recd_plugins.tiers.mapped_tables import mapped
-
-        folder = self.mapped_folder
-        folder.mkdir(parents=True, exist_ok=True)
-        planned = self.tier_plan.tables if self.tier_plan else {}
-        travelling = [name for name, one in planned.items() if one.coalesce != "none"]
-        return mapped(sharders, folder, tables, apart=travelling)
-
-    @property
-    def mapped_folder(self) -> Path:
-        """The folder of mapped files."""
-        return self.context.folder / "mapped"
-
-    def without_tiers(self, plan: TierPlan) -> list[str]:
-        """The tables of this plan, as it was made, that have no tiers in front of them, since they
-        were not sharded with tiers. It does not matter if replicas have moved to other rows
-        since."""
-        made = [one.tables for one in self._clusters if one.made_of is plan]
-        return sorted(plan.tables.keys() - set().union(*made))
-
-    @property
-    def never_hot(self) -> set[str]:
-        """The tables with tiers in the last plan whose collections were never handed a hot
-        batch."""
-        return set() if self._cluster is None else self._cluster.never_hot
-
-    def retier(self, batches: Iterable[Any], group: ProcessGroup) -> None:
-        """Give the replicas to the rows that are hot in these batches of rank 0; sizes stay.
-
-        Every rank calls it between the same batches; rows move once the next one is computed.
-        """
-        if not self._has_planned:
-            raise CapabilityError(
-                f"{self.slot}: {self.name}: replicas were to move before there is a plan that has "
-                "any. Call `plan = stack.plan(model, ...)`, shard the model by it and by "
-                "stack.sharders(), and move replicas between two of its steps."
-            )
-        if self.tier_plan is None or self._cluster is None:
-            return
-        self.tier_plan = from_rank_0(group, lambda: self.hotter(batches))
-        self._cluster.retier(self.tier_plan)
-
-    def restore_replicas(self, plan: TierPlan) -> bool:
-        mine = self.tier_plan
-        if mine is None or self._cluster is None or not _only_rows_differ(mine, plan):
-            return False
-        self.tier_plan = plan
-        self._cluster.retier(plan)
-        return True
-
-    def explain(self) -> str:
-        return "\n".join([*self._left.in_words(), self.explanation])
-
-    def profiled(self) -> Profile:
-        """The trainer's profile, the saved one, or one of the context's batches."""
-        return self._profiles.profile(self.context, self.found)
-
-    def hotter(self, batches: Iterable[Any]) -> TierPlan:
-        """The last plan with the rows that are hot in these batches."""
-        assert self.tier_plan is not None  # `retier` asked
-        if not isinstance(batches, Iterable):
-            raise DataError(
-                f"{self.slot}: {self.name}: `batches`, by which replicas were to move, is "
-                f"{called(batches)}, where it must be an iterable of batches: `retier([batch], "
-                "group)`."
-            )
-        plans = self.tier_plan.tables
-        counted = {name: self.found[name].counted for name in plans}
-        self.profile = profile_batches(batches, counted, features=self.context.features)
-        with self._naming_whose():
-            tables = {
-                name: TablePlan.hottest(
-                    name,
-                    self.profile[name],
-                    replicated=len(plan.replicated),
-                    per_node=len(plan.per_node),
-                    coalesce=plan.coalesce,
-                    hottest_rows=self.hottest_rows,
-                )
-                for name, plan in plans.items()
-            }
-        return dataclasses.replace(self.tier_plan, tables=tables)
-
-    def _tier(
+    def _make_tier_plan(
         self,
         model: nn.Module,
         topology: Topology,
@@ -461,20 +404,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             for name, table in self.found.items()
         }
         chosen = self._choice(model, tables, topology, world_size, own, homes)
-        self.report, reason = chosen.report, chosen.reason
-        self._notices += chosen.notices
-        ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
-        if ms > other and any(one.lookups for one in profile.rows.values()):
-            notice, becomes = slower_than_own(
-                self.name, self.slot, self.asked_by, ms, other, forced=chosen.forced
-            )
-            self._notices.append(notice)
-            reason = f"{reason}\n{becomes}"
-            if not chosen.forced:
-                self.report = None
-                return reason, own
-        self._take_sizes(chosen, tables, Cluster.of(topology, world_size), homes)
-        return reason, own
+        return self._take_choice(chosen, tables, Cluster.of(topology, world_size), homes), own
 
     def _leave_by_lookups(self, model: nn.Module, homes: Homes) -> str:
         """Leave the tables that the counted batches look up in ways that replicas do not take; the
@@ -488,6 +418,27 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             self._notices.append(self._left.all_left())
             return str(self._notices[-1])
         return ""
+
+    def _leave_variable(self) -> list[str]:
+        """Leave the tables of collections that are given KJTs of variable batch, which replicas do
+        not take; their names."""
+        variable = self._profiles.variable
+        given = {one.module for one in self.found.values() if variable & {*one.features}}
+        left = [name for name, one in self.found.items() if one.module in given]
+        self._find_no_more(left)
+        return left
+
+    def _leave_weighted_means(self, model: nn.Module) -> list[str]:
+        """Leave the tables that take means of ids which come with weights; their names."""
+        left = [
+            name for name in of_weighted_means(model, self._profiles.weighted) if name in self.found
+        ]
+        self._left.add_weighted_means(left)
+        self._find_no_more(left)
+        return left
+
+    def _find_no_more(self, tables: Collection[str]) -> None:
+        self.found = {name: one for name, one in self.found.items() if name not in tables}
 
     def _choice(
         self,
@@ -505,6 +456,32 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         rows = self._kernel_rows(model, world_size, homes.mapped)
         chosen = rows.choice_with_rows(chosen, tables, self.found, self._left)
         return rows.beside(own, chosen, tables, self._left, self.options_in)
+
+    def _take_choice(
+        self,
+        chosen: ChosenSizes,
+        tables: Mapping[str, SequenceTable],
+        cluster: Cluster,
+        homes: Homes,
+    ) -> str:
+        """Make the tier plan of the choice, unless TorchRec's own plan is faster by the prices and
+        nobody forces this one; why, in words."""
+        self.report, reason = chosen.report, chosen.reason
+        self._notices += chosen.notices
+        assert self.profile is not None  # the choice was made by it
+        counted = any(one.lookups for one in self.profile.rows.values())
+        ms, other = (ledger.ms for ledger in (chosen.report.ledger, chosen.report.torchrec))
+        if counted and ms > other:
+            notice, becomes = slower_than_own(
+                self.name, self.slot, self.asked_by, ms, other, forced=chosen.forced
+            )
+            self._notices.append(notice)
+            reason = f"{reason}\n{becomes}"
+            if not chosen.forced:
+                self.report = None
+                return reason
+        self._take_sizes(chosen, tables, cluster, homes)
+        return reason
 
     def _take_sizes(
         self,
@@ -537,6 +514,29 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         except DataError as error:
             raise DataError(f"{self.slot}: {self.name}: {error}") from error
 
+    def _beside_or_own(
+        self, reason: str, own: ShardingPlan, world_size: int, homes: Homes
+    ) -> tuple[str, ShardingPlan]:
+        """The plan beside the tier plan; or the planner's `own` one, and a notice, where a step is
+        slower with tiers and nobody forced them, or where they leave no room."""
+        mapped = homes.mapped
+        others, plan, slower = self._beside_tiers(homes, world_size)
+        if plan is not None and (self._forced or not slower):
+            self._behind = others
+            return reason, plan
+        homes.mapped = mapped
+        self._leave_all()
+        out = in_backticks(self.asked_by)
+        cure = f"stack.explain() has the prices; take {out} out where that is right."
+        self._notices.append(Unused(what=f"{self.slot}: {self.name}", why=slower, cure=cure))
+        return f"{reason}\n{slower}", own
+
+    def _plan_of_others(self, homes: Homes, world_size: int) -> ShardingPlan:
+        """The plan of the planner behind, beside tables that it must have row-wise."""
+        self._behind, plan, _ = self._beside_tiers(homes, world_size)
+        assert plan is not None  # only a planner that chose sizes goes without one
+        return plan
+
     def _beside_tiers(
         self, homes: Homes, world_size: int
     ) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
@@ -562,51 +562,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 return others, None, f"{self.name}: {why}: all is left to the planner behind."
         return others, plan, self._placed_anew(plan, homes.mapped)
 
-    def _kernel_rows(
-        self, model: nn.Module, world_size: int, mapped: Collection[str]
-    ) -> KernelRows:
-        """What checks that kernels have rows on all ranks; tables in files are those for which
-        memory has no room."""
-        files = self.found if self.all_mapped else mapped
-        return KernelRows(model=model, world_size=world_size, files=files, fused=self.fused)
+    def _others_planner(self) -> HoldsRowWise:
+        """The planner of the others, which has the tables with sizes row-wise."""
+        return having_row_wise(self.others, self._held, self.kernels())
 
     @property
     def _replica_bytes(self) -> float:
         """The bytes of a rank that replicas take, and what goes with them."""
         return self.report.ledger.replica_memory if self.report else 0.0
-
-    def _leave_all(self) -> None:
-        """Leave every table to the planner behind."""
-        self.tier_plan, self._held = None, ()
-
-    def _leave_data_parallel(self, own: ShardingPlan) -> None:
-        """Leave the tables that the planner behind has on every rank: the dense optimizer steps
-        them there, and with tiers their own one would."""
-        shards = planned_shards(own, self.found)
-        dense = [name for name, one in shards.items() if one.kind == "data_parallel"]
-        self._left.add(dense, f"{OWN} plan has it data-parallel")
-        self._find_no_more(dense)
-
-    def _leave_variable(self) -> list[str]:
-        """Leave the tables of collections that are given KJTs of variable batch, which replicas do
-        not take; their names."""
-        variable = self._profiles.variable
-        given = {one.module for one in self.found.values() if variable & {*one.features}}
-        left = [name for name, one in self.found.items() if one.module in given]
-        self._find_no_more(left)
-        return left
-
-    def _leave_weighted_means(self, model: nn.Module) -> list[str]:
-        """Leave the tables that take means of ids which come with weights; their names."""
-        left = [
-            name for name in of_weighted_means(model, self._profiles.weighted) if name in self.found
-        ]
-        self._left.add_weighted_means(left)
-        self._find_no_more(left)
-        return left
-
-    def _find_no_more(self, tables: Collection[str]) -> None:
-        self.found = {name: one for name, one in self.found.items() if name not in tables}
 
     def _placed_anew(self, plan: ShardingPlan, mapped: Collection[str]) -> str:
         """Price the tables that are left to the planner behind where it has them now: with others
@@ -621,64 +584,115 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             f"{report.ledger.ms:.3g} ms, for {report.torchrec.ms:.3g}: all is left to it."
         )
 
-    def _found(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        """The tables that the policy is for, that may be row-wise and that tiers can stand in front
-        of."""
-        self.fused = self.context.fused_by_table(model)
-        self.carried = self.context.carried(model)
-        chosen = self.tables(model)
-        if not isinstance(chosen, Mapping):
-            raise PluginError(
-                f"{self.slot}: {self.name}: its `tables` returned a {type(chosen).__name__}, where "
-                "it must return a mapping from names to some of model_tables(model)."
+    def _leave_all(self) -> None:
+        """Leave every table to the planner behind."""
+        self.tier_plan, self._held = None, ()
+
+    def _kernel_rows(
+        self, model: nn.Module, world_size: int, mapped: Collection[str]
+    ) -> KernelRows:
+        """What checks that kernels have rows on all ranks; tables in files are those for which
+        memory has no room."""
+        files = self.found if self.all_mapped else mapped
+        return KernelRows(model=model, world_size=world_size, files=files, fused=self.fused)
+
+    def explain(self) -> str:
+        return "\n".join([*self._left.in_words(), self.explanation])
+
+    def notices(self) -> Sequence[Notice]:
+        """Notices of what registry.yaml switches on and the last plan does not use."""
+        behind = self._behind
+        others = behind.notices() if isinstance(behind, GivesNotices) else ()
+        in_part = not self._left.reported.issuperset(self.found)
+        of_the_model = self._left.of_the_model() if in_part else ()
+        return [*self._notices, *of_the_model, *others]
+
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """The sharders of the others, with tiers in front of tables where the plan has any."""
+        found = sharders_of(self._others_planner())
+        if self.tier_plan is not None:
+            from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+
+            if self._cluster is None:
+                self._cluster = TierCluster(self.tier_plan)
+                self._clusters.append(self._cluster)
+            found = tier_sharders(self._cluster, found)
+        return self.in_mapped_files(found, self.mapped) if self.mapped else found
+
+    def in_mapped_files(
+        self, sharders: list[ModuleSharder[nn.Module]], tables: Collection[str] | None = None
+    ) -> list[ModuleSharder[nn.Module]]:
+        """The sharders, with these tables in mapped files, by default all."""
+        from recd_plugins.tiers.mapped_tables import mapped
+
+        folder = self.mapped_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        planned = self.tier_plan.tables if self.tier_plan else {}
+        travelling = [name for name, one in planned.items() if one.coalesce != "none"]
+        return mapped(sharders, folder, tables, apart=travelling)
+
+    def without_tiers(self, plan: TierPlan) -> list[str]:
+        """The tables of this plan, as it was made, that have no tiers in front of them, since they
+        were not sharded with tiers. It does not matter if replicas have moved to other rows
+        since."""
+        made = [one.tables for one in self._clusters if one.made_of is plan]
+        return sorted(plan.tables.keys() - set().union(*made))
+
+    @property
+    def never_hot(self) -> set[str]:
+        """The tables with tiers in the last plan whose collections were never handed a hot
+        batch."""
+        return set() if self._cluster is None else self._cluster.never_hot
+
+    def retier(self, batches: Iterable[Any], group: ProcessGroup) -> None:
+        """Give the replicas to the rows that are hot in these batches of rank 0; sizes stay.
+
+        Every rank calls it between the same batches; rows move once the next one is computed.
+        """
+        if not self._has_planned:
+            raise CapabilityError(
+                f"{self.slot}: {self.name}: replicas were to move before there is a plan that has "
+                "any. Call `plan = stack.plan(model, ...)`, shard the model by it and by "
+                "stack.sharders(), and move replicas between two of its steps."
             )
-        every = model_tables(model)
-        for name, table in chosen.items():
-            of_table = f"{self.slot}: {self.name}: its `tables` returned as table {shown(name)}"
-            check_made(table, ModelTable, of_table, "Take those of model_tables(model).")
-            if name not in every:
-                raise PluginError(
-                    f"{of_table}, which the model does not have; {nearest(name, every)}"
+        if self.tier_plan is None or self._cluster is None:
+            return
+        self.tier_plan = from_rank_0(group, lambda: self.hotter(batches))
+        self._cluster.retier(self.tier_plan)
+
+    def hotter(self, batches: Iterable[Any]) -> TierPlan:
+        """The last plan with the rows that are hot in these batches."""
+        assert self.tier_plan is not None  # `retier` asked
+        if not isinstance(batches, Iterable):
+            raise DataError(
+                f"{self.slot}: {self.name}: `batches`, by which replicas were to move, is "
+                f"{called(batches)}, where it must be an iterable of batches: `retier([batch], "
+                "group)`."
+            )
+        plans = self.tier_plan.tables
+        counted = {name: self.found[name].counted for name in plans}
+        self.profile = profile_batches(batches, counted, features=self.context.features)
+        with self._naming_whose():
+            tables = {
+                name: TablePlan.hottest(
+                    name,
+                    self.profile[name],
+                    replicated=len(plan.replicated),
+                    per_node=len(plan.per_node),
+                    coalesce=plan.coalesce,
+                    hottest_rows=self.hottest_rows,
                 )
-        self._left.begin(model, chosen, self.fused, sharders_of(self.others))
-        return {
-            name: table
-            for name, table in chosen.items()
-            if may_be_row_wise(self.others, name) and name not in self._left.why
-        }
+                for name, plan in plans.items()
+            }
+        return dataclasses.replace(self.tier_plan, tables=tables)
 
-    def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
-        """Why no table could get replicas, if that is so."""
-        if self.found:
-            known = self._profiles.known(self.context)
-            return None if known else self._left.no_batches(self.options_in)
-        every, chosen = model_tables(model), self.tables(model)
-        if not every:
-            return self._left.no_collections()
-        if self._left.why:
-            return self._left.all_left()
-        return self._left.constrained(chosen) if chosen else self.no_tables(every)
-
-    def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
-        """Why the policy is for none of the model's tables, and what would change that."""
-        return self._left.none_named(every)
-
-    def _from_file(self, path: Path, cluster: Cluster, homes: Homes) -> str:
-        """Take the plan of a file, which must be for these tables and ranks; what it says, in
-        words."""
-        num_rows = {name: table.num_rows for name, table in self.found.items()}
-        plan, where = TierPlan.load(path), f"{self.options_in}.plan: {path}"
-        if not self.homes_by_table:
-            plan = dataclasses.replace(plan, mapped=())
-        plan.check_fits(num_rows, cluster, where=where)
-        if plan.mapped:
-            homes.take(plan.mapped, where)
-        self.tier_plan = plan if plan.tables else None
-        return f"tier plan: as in {path}; {plan.in_words()}"
-
-    def _others_planner(self) -> HoldsRowWise:
-        """The planner of the others, which has the tables with sizes row-wise."""
-        return having_row_wise(self.others, self._held, self.kernels())
+    def restore_replicas(self, plan: TierPlan) -> bool:
+        mine = self.tier_plan
+        if mine is None or self._cluster is None or not _only_rows_differ(mine, plan):
+            return False
+        self.tier_plan = plan
+        self._cluster.retier(plan)
+        return True
 
 
 def _only_rows_differ(one: TierPlan, other: TierPlan) -> bool:
