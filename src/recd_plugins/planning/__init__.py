@@ -1,2 +1,31 @@
-"""The planning of where rows go: how often they are looked up, the cluster, the prices, the
-plan."""
+"""The planning of where rows go: how often they are looked up, what the cluster is, what rows cost
+in each tier, and the plan.
+
+A plan's way. What goes in is on the left, each step's file on the right. The planner that takes
+these steps is `tiers.tier_planner`; how many rows each tier takes, a plugin's policy says.
+
+    a trainer's batches       Look reads the first, which it still gets         access
+                              count_sample counts lookups, row by row           access
+                              a Profile has a RowDistribution for each table    access
+    its model and sharders    a ModelTable for each table                       model_tables
+                              the optimizer of each table, the codecs           sharders, codecs
+    registry.yaml             a Topology, and the Cluster that it makes         topology
+                              the constraints of each table                     constraints
+    TorchRec's own plan       TorchRecPlanner proposes it                       torchrec_planner
+                              PlannedShards: which rank has what of a table     planned_shards
+    a SequenceTable           rows and shards of a table in one                 table_sizes
+    Prices                    a row's Cost in each tier                         cost
+                                k and o, by the optimizer                       replica_factor
+                              the rows of a table at home, rank by rank         row_wise_cost
+                                if their sums travel                            bag_cost
+                                as TorchRec's own plan has them                 sharded_cost
+    the policy's TableSizes   a Ledger adds up what they cost                   ledger
+                                in milliseconds                                 milliseconds
+                              kernels that would have no row on a rank          kernels_without_rows
+                              a TierPlan names the rows of each tier            tier_plan
+    too little memory         Homes: which tables lie in mapped files           homes
+    the plan                  a PlanReport says why it is as it is              explain
+
+`planner_bases` says what planners can be, `answers` checks what a stranger's answers, and
+`plan_check` the plan that comes of it. What a whole step does beside its tables is in `step`.
+"""
