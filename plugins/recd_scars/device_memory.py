@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceMemory"]
 
-DENSE_COPIES = 4
-"""A dense parameter is there four times: weight, gradient and the two moments of Adam."""
+WITH_ADAM = 4
+"""How often a dense parameter is there: weight, gradient and the two moments of Adam."""
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class DeviceMemory:
             for one in model_tables(model).values():
                 width = _row_bytes(one, fused.get(one.name, {}), hosted=one.name in hosted)
                 share += one.num_rows * width / world_size
-        dense = 4 * DENSE_COPIES * _dense_numbers(model)
+        dense = FLOAT_BYTES * WITH_ADAM * _dense_numbers(model)
         return cls(
             capacity=(1 - kept) * gigabytes * GB - share - dense,
             reason=f"{gigabytes:g} GB ({whose}) less "

@@ -1,4 +1,5 @@
-"""The cost of rows: FlexShard's six metrics for each way to place a row, with coalescing.
+"""The cost of rows: FlexShard's six metrics (its tables 2 and 3) for each way to place a row, and
+what coalescing makes of them.
 
 In the formulas a row has r bytes and p, q = its expected lookups and its chance to appear in a
 sample; B samples a rank, U = N * W ranks in N nodes of W. appears(n) = 1 - (1 - q)^n. Prices are
@@ -33,20 +34,26 @@ __all__ = [
     "priced",
 ]
 
+COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
+"""The fields of a `Cost` that are bytes of collectives; a `Cluster` has a link for each."""
+
 ID_BYTES = 8
 """int64, as TorchRec sends ids."""
-
 TOUCHED_BYTES = 1 / 8
 """A bit for each replicated row, by which nodes exchange which rows they touched."""
-
 STEPPED = 10.0
 """The most passes over a chunk in which sums are scaled and rows stepped: one for each
 operation."""
-
 NUMBER_BITS = 32
 """Bits of the number by which a node on a CPU names a row of the tier `per_node` that it
 touched."""
-
+PAPER_K = 6.25
+"""k of the paper's framework, as its table 5 implies it."""
+Pricing = Literal["ours", "paper"]
+"""paper: FlexShard as published (section 4). A row is sent once per access, and the gradients of
+all replicas are all-reduced in every step, whatever it looked up: static communication is r over
+all ranks for DP, r / W across nodes for Flex. ours: a rank asks its node for a row once, and only
+the gradients of rows that a step touched are reduced."""
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
 of the rows that any rank touched; by gathering the rows that each node touched; or by
@@ -160,6 +167,17 @@ def _added(alike: Sequence[Floats]) -> Floats:
     return total
 
 
+def _sum(counts: Any, price: Any) -> Any:
+    return 0.0 if isinstance(price, float) and not price else (counts * price).sum()
+
+
+def _mean(of_ranks: Any) -> float:
+    # numpy takes microseconds for a single number, and its mean as long again
+    if isinstance(of_ranks, float):
+        return of_ranks
+    return float(np.add.reduce(of_ranks) / len(of_ranks) if np.ndim(of_ranks) else of_ranks)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prices:
     """The prices of rows on a cluster: a method for each way to place them.
@@ -226,7 +244,7 @@ class Prices:
             dynamic_memory=(moved + spread * (1 - pooled)) * width,
             a2a_global=payload - across,
             a2a_cross=across,
-            a2a_intra=self._beside(intra * (2 * width + ID_BYTES)),
+            a2a_intra=self._within_node(intra * (2 * width + ID_BYTES)),
             between_nodes=payload * u * (n - 1) / n,
             local=(2 * moved + 4 * crossing + (4 - pooled) * spread) * width
             + self.coding(crossing * width),
@@ -321,7 +339,7 @@ class Prices:
             static_memory=self.k * width,
             rows_accessed=accesses,
             dynamic_memory=accesses * (1 - pooled) * width,
-            a2a_intra=self._beside(exchanged),
+            a2a_intra=self._within_node(exchanged),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=((8 - 5 * pooled) * accesses + put) * width,
@@ -358,7 +376,7 @@ class Prices:
             ids_sent=sent,
             rows_accessed=sent,
             dynamic_memory=(2 * sent + spread * (1 - pooled)) * width,
-            a2a_intra=self._beside(sent * (2 * width + ID_BYTES)),
+            a2a_intra=self._within_node(sent * (2 * width + ID_BYTES)),
             ar_cross=across / w,
             between_nodes=2 * (n - 1) * across,
             local=(4 * sent + (8 - 5 * pooled) * spread + 4 * self._union(rows) / w) * width,
@@ -371,7 +389,7 @@ class Prices:
     def _shape(self) -> tuple[int, int, int]:
         return self.cluster.n_nodes, self.cluster.ranks_per_node, self.cluster.world_size
 
-    def _beside(self, exchanged: Any) -> Any:
+    def _within_node(self, exchanged: Any) -> Any:
         """The bytes that go through an all-to-all within a node: none where a rank is alone in
         it."""
         return exchanged if self.cluster.ranks_per_node > 1 else 0.0 * exchanged
@@ -421,28 +439,6 @@ class Prices:
                 carried = np.minimum(carried, union)
         bits = 0.0 if self.reduce == "dense" else TOUCHED_BYTES * bit * n / 2
         return carried * width + bits
-
-
-def _sum(counts: Any, price: Any) -> Any:
-    return 0.0 if isinstance(price, float) and not price else (counts * price).sum()
-
-
-def _mean(of_ranks: Any) -> float:
-    # numpy takes microseconds for a single number, and its mean as long again
-    if isinstance(of_ranks, float):
-        return of_ranks
-    return float(np.add.reduce(of_ranks) / len(of_ranks) if np.ndim(of_ranks) else of_ranks)
-
-
-COLLECTIVES = ("a2a_global", "a2a_intra", "a2a_cross", "ar_global", "ar_cross")
-Pricing = Literal["ours", "paper"]
-"""paper: FlexShard as published (section 4). A row is sent once per access, and the gradients of
-all replicas are all-reduced in every step, whatever it looked up: static communication is r over
-all ranks for DP, r / W across nodes for Flex. ours: a rank asks its node for a row once, and only
-the gradients of rows that a step touched are reduced."""
-
-PAPER_K = 6.25
-"""k of the paper's framework, as its table 5 implies it."""
 
 
 def priced(

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bytes_held", "most_on_a_device"]
 
-DENSE_COPIES = 2
-"""A table that every rank has whole has a gradient of its size."""
+WITH_GRADIENT = 2
+"""How often a table is there that every rank has whole: with its gradient, of the same size."""
 
 
 def bytes_held(
@@ -47,7 +47,7 @@ def bytes_held(
                 continue
             spec, element = places[name].sharding_spec, table.element_size()
             if spec is None:
-                size += len(ranks) * DENSE_COPIES * table.numel() * element
+                size += len(ranks) * WITH_GRADIENT * table.numel() * element
                 continue
             for shard in () if all_mapped else spec.shards:
                 rows, columns = shard.shard_sizes
@@ -73,7 +73,7 @@ def most_on_a_device(
                 continue
             spec, element = places[name].sharding_spec, table.element_size()
             if spec is None:
-                every += DENSE_COPIES * table.numel() * element
+                every += WITH_GRADIENT * table.numel() * element
                 continue
             here = _share_on_device(places[name])
             for shard in spec.shards:
