@@ -1,1 +1,7 @@
-"""The policy of how many rows each tier takes: functions from prices to sizes."""
+"""The policy of how many rows each tier takes: functions from prices to sizes.
+
+`offers` prices each row in each tier, and `goals` chooses by them: `breakpoints` are the paper's,
+down the rows of all tables, and `optimum` is the frontier of memory against time. For the goal
+auto, `search` weighs the `candidates` of all ways that ids and rows can travel, by their
+`sized_ledgers`.
+"""

@@ -9,9 +9,10 @@ from typing import Literal
 import numpy as np
 
 from recd_flexshard.policy.breakpoints import breakpoints
+from recd_flexshard.policy.candidates import allowed_tiers
 from recd_flexshard.policy.offers import PER_NODE, ROW_WISE, Offers
 from recd_flexshard.policy.optimum import Optimum, too_little
-from recd_flexshard.policy.search import PlanSearch, allowed_tiers
+from recd_flexshard.policy.search import PlanSearch
 from recd_plugins.api.planning import (
     Coalesce,
     Frontier,

@@ -1,8 +1,9 @@
 """`goal: auto`: the best way for every collection, with the replicas of all tables in one optimum.
 
 A way is how a table's rows get to the ranks that ask: as TorchRec's own plan has the table; in a
-row-wise table whose ids travel as they are, once per rank or once per node, with replicas or
-without; or, for pooled tables, as row-wise sums of the bags that have a row without a replica.
+row-wise table whose ids travel as they are, once per rank or once per node (the level), with
+replicas or without; or, for pooled tables, as row-wise sums of the bags that have a row without a
+replica.
 """
 
 from __future__ import annotations
@@ -10,28 +11,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
-from recd_flexshard.policy.optimum import Optimum, too_little
+from recd_flexshard.policy.candidates import Candidates
+from recd_flexshard.policy.optimum import too_little
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.api.planning import (
     AS_TORCHREC,
     Coalesce,
     Considered,
-    Integers,
     Ledger,
-    MergedRows,
     Prices,
     SequenceTable,
     TableLedger,
     TableSizes,
-    home_load,
 )
 
-__all__ = ["PlanSearch", "Way", "allowed_tiers"]
+__all__ = ["PlanSearch", "Way"]
 
 Way = Literal["torchrec", "none", "rank", "node", "sums"]
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
@@ -63,7 +61,7 @@ are tried."""
 
 
 class PlanSearch:
-    """The fastest plan within a budget, of the plans that it met, and those that it met by
+    """The fastest plan within a budget, of the plans that it weighed, and those that it weighed by
     collection."""
 
     def __init__(
@@ -79,50 +77,59 @@ class PlanSearch:
         self.tables = tables
         self.prices = prices
         self.budget = budget
-        self._tiers = allowed_tiers(prices, tiers)
         self._known = any(table.shards is not None for table in tables.values())
         self.ledgers = SizedLedgers.of(tables, prices)
-        self._sought: dict[tuple[Any, ...], list[Ledger]] = {}
-        """Candidates, by the ways of tables and by their sizes without replicas."""
+        self._within_budget = Candidates(self.ledgers, budget=budget, tiers=tiers)
         self._summed: dict[str, TableSizes] = {}
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
-        self.least = 0.0
-        """The least extra bytes a rank of all that was weighed."""
         self.own = self.ledgers.own
         self._best: Ledger | None = None
 
     @property
     def best(self) -> Ledger:
         if self._best is None:
-            raise too_little(self.least, self.budget)
+            raise too_little(self._within_budget.least, self.budget)
         return self._best
 
     def run(self) -> Ledger:
         """One way for all tables first, then each collection's own, then each table's.
 
-        The levels none and rank, which are the simplest, are met before replicas; node, which waits
-        the most, comes last.
+        The levels none and rank, which are the simplest, are weighed before replicas; node, which
+        waits the most, comes last.
         """
-        self._meet(self.own)
+        self._weigh(self.own)
         for level in LEVELS[:2]:
-            self._meet(self.ledgers.by(self._alone(self._all(level))))
+            self._weigh(self.ledgers.by(self._without_replicas(self._one_level(level))))
         for level in LEVELS:
-            self._meet_all(self._all(level))
+            self._weigh_all(self._one_level(level))
         if len(self.collections) > 1:
-            for names in self.collections.values():
-                for way in self._ways(names):
-                    ways = self.ways | dict.fromkeys(names, way)
-                    self._meet_all(ways, WORTH / len(self.collections))
+            self._try_ways_of_collections()
+        self._try_within_collections()
+        self._try_levels_of_tables()
+        return self.best
+
+    def _try_ways_of_collections(self) -> None:
+        """Weigh the other ways of each collection, the others as in the best plan."""
+        for names in self.collections.values():
+            for way in self._ways(names):
+                ways = self.ways | dict.fromkeys(names, way)
+                self._weigh_all(ways, WORTH / len(self.collections))
+
+    def _try_within_collections(self) -> None:
+        """Weigh plans in which tables of one collection have different ways, or replicas are in
+        front of its sums."""
         for names in self.collections.values():
             self._split(names)
             for ledger in self._in_front_of_sums(names):
-                self._meet(ledger)
+                self._weigh(ledger)
                 if self._best is ledger:
                     self._summed |= {name: ledger.tables[name].sizes for name in names}
+
+    def _try_levels_of_tables(self) -> None:
+        """Weigh the plan in which each table has its best level."""
         levels = self._by_table()
         if levels != self.ways and len(set(levels.values())) > 1:
-            self._meet_all(levels, 0.0)
-        return self.best
+            self._weigh_all(levels, 0.0)
 
     @cached_property
     def collections(self) -> Mapping[str, tuple[str, ...]]:
@@ -153,7 +160,7 @@ class PlanSearch:
             more = ledger.cost.exchanged - self.own.cost.exchanged
             if more > ROUNDING * self.own.cost.exchanged:
                 return False
-        return self._extra(ledger) <= self.budget
+        return self._within_budget.extra(ledger) <= self.budget
 
     def _leaves_a_rank_empty(self, ledger: Ledger) -> bool:
         """Whether all row-wise tables of a collection's dimension have fewer rows than ranks."""
@@ -164,19 +171,9 @@ class PlanSearch:
                 most[alike] = max(most.get(alike, 0), one.table.rows.num_rows)
         return any(rows < self.prices.cluster.world_size for rows in most.values())
 
-    def _extra(self, ledger: Ledger) -> float:
-        """Bytes a rank over TorchRec's own plan: all bytes, or those that stay from step to step,
-        whichever are fewer.
-
-        Exchanges need buffers while they last, more of them where ids are coalesced. A budget
-        counts what stays, unless it asks to save memory.
-        """
-        over = ledger.memory - self.own.memory
-        if self.budget < 0:
-            return over
-        return min(over, ledger.static_memory - self.own.static_memory)
-
-    def _meet(self, ledger: Ledger, worth: float = WORTH) -> None:
+    def _weigh(self, ledger: Ledger, worth: float = WORTH) -> None:
+        """Take a plan for the best if it fits, and saves the share `worth` of a step or, where it
+        is less simple, more."""
         if self._best is not None:
             if self._known and self._best is self.own:
                 worth = max(worth, LEAVING)
@@ -197,23 +194,23 @@ class PlanSearch:
             return False
         return ledger.ms_working_meanwhile >= self.own.ms_working_meanwhile
 
-    def _meet_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
+    def _weigh_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
         for ledger in self._candidates(ways):
-            self._meet(ledger, worth)
+            self._weigh(ledger, worth)
 
     def _ways(self, names: tuple[str, ...]) -> tuple[Way, ...]:
         """The ways that a collection may choose from."""
         pooled = any(self.tables[name].bags for name in names)
         return ("torchrec", "rank", "node") if pooled else ("torchrec", *LEVELS)
 
-    def _all(self, level: Coalesce) -> dict[str, Way]:
+    def _one_level(self, level: Coalesce) -> dict[str, Way]:
         """The same level for all tables that may have it; sums are TorchRec's."""
         return {
             name: "torchrec" if table.bags and level == "none" else level
             for name, table in self.tables.items()
         }
 
-    def _alone(self, ways: Mapping[str, Way]) -> dict[str, TableSizes]:
+    def _without_replicas(self, ways: Mapping[str, Way]) -> dict[str, TableSizes]:
         """Sizes without replicas."""
         found = {}
         for name, way in ways.items():
@@ -224,92 +221,13 @@ class PlanSearch:
         return found
 
     def _candidates(self, ways: Mapping[str, Way]) -> list[Ledger]:
-        """Ledgers with each table's way: without replicas, and with the best sizes of each set of
-        tiers."""
-        sizes = self._alone(ways)
-        key = tuple(ways.items()), tuple(sizes.items())
-        if key not in self._sought:
-            found = {id(one): one for one in self._seek(ways, sizes)}
-            self._sought[key] = list(found.values())
-        return self._sought[key]
-
-    def _seek(self, ways: Mapping[str, Way], sizes: dict[str, TableSizes]) -> Iterator[Ledger]:
-        """The ledgers of `_candidates`. Where exchanges overlap, sizes are sought for several
-        guesses of how much is hidden."""
-        alone = self.ledgers.by(sizes)
-        yield alone
-        if not self._tiers:
-            self.least = min(self.least, self._extra(alone))
-            return
-        if not sizes:
-            return
-        levels: dict[str, Coalesce] = {
-            name: size.coalesce for name, size in sizes.items() if ways[name] != "sums"
-        }
-        if not levels:
-            return
-        fixed = {name: size for name, size in sizes.items() if name not in levels}
-        merged, cluster = self.ledgers.merged(tuple(levels)), self.prices.cluster
-        busy = self._busy(levels)
-        sets = [*((tier,) for tier in self._tiers if len(self._tiers) > 1), self._tiers]
-        for hidden in sorted({cluster.overlap, cluster.overlap / 2, 0.0}):
-            weighed = dataclasses.replace(
-                self.prices, cluster=dataclasses.replace(cluster, overlap=hidden)
-            )
-            offers = Offers.of(merged, weighed, levels, busy)
-            for counted, over in self._counted(offers, alone):
-                base = float(merged.rows.counts @ counted.memory[ROW_WISE]) - over
-                for allowed in sets:
-                    optimum = Optimum.of(merged, counted, allowed, base)
-                    self.least = min(self.least, float(optimum.memory[0]))
-                    if optimum.memory[0] <= self.budget:
-                        taken = optimum.at(self.budget, cluster.world_size)
-                        yield from self._halved(merged, taken, levels, fixed)
-
-    def _counted(self, offers: Offers, alone: Ledger) -> Iterator[tuple[Offers, float]]:
-        """Offers with the memory that a budget may be for, as in `_extra`: all of it, or what
-        stays; and the bytes of it that the tables take without replicas, over TorchRec's plan."""
-        yield offers, alone.memory - self.own.memory
-        if self.budget >= 0:
-            staying = dataclasses.replace(offers, memory=offers.static_memory)
-            yield staying, alone.static_memory - self.own.static_memory
-
-    def _busy(self, levels: Mapping[str, Coalesce]) -> dict[str, float]:
-        """For each table, the multiple of its share that the busiest of all ranks serves."""
-        loads = {
-            name: home_load(self.prices, self.tables[name], coalesce=level)
-            for name, level in levels.items()
-        }
-        weights = {name: self.tables[name].rows.lookups * self.tables[name].width for name in loads}
-        every = sum(weights[name] * load for name, load in loads.items())
-        busiest = int(np.argmax(every))
-        return {name: float(load[busiest]) for name, load in loads.items()}
-
-    def _halved(
-        self,
-        merged: MergedRows,
-        found: tuple[Integers, Integers],
-        levels: Mapping[str, Coalesce],
-        fixed: Mapping[str, TableSizes],
-    ) -> Iterator[Ledger]:
-        """The ledgers of these sizes beside `fixed` ones, of their halves and so on, as long as
-        that is faster; the smallest sizes come first.
-
-        The prices of single rows leave out that replicas and tables each do their own work during
-        the other's traffic.
-        """
-        ledgers: list[Ledger] = []
-        while any(tier.any() for tier in found):
-            ledgers.append(self.ledgers.by({**fixed, **merged.sizes(*found, levels)}))
-            if len(ledgers) > 1 and ledgers[-1].ms >= ledgers[-2].ms:
-                break
-            multiple = self.prices.cluster.world_size
-            replicated, per_node = (tier // 2 // multiple * multiple for tier in found)
-            found = replicated, per_node
-        yield from reversed(ledgers)
+        """The candidates with each table's way; those whose sums travel have the replicas that are
+        best known."""
+        sizes = self._without_replicas(ways)
+        return self._within_budget.of(sizes, [name for name in sizes if ways[name] != "sums"])
 
     def _split(self, names: tuple[str, ...]) -> None:
-        """Meet plans in which some of a collection's pooled tables are TorchRec's, and rows of the
+        """Weigh plans in which some of a collection's pooled tables are TorchRec's, and rows of the
         others travel, beginning with those that gain the most by it."""
         movable = [name for name in names if self.tables[name].bags]
         if len(movable) < 2 or any(self.tables[name].shards is None for name in movable):
@@ -326,9 +244,9 @@ class PlanSearch:
                 }
                 order = sorted(rows, key=lambda name: -gains[name])
                 found = self._fastest_split(rest, [(name, rows[name]) for name in order])
-                self._meet(found)
+                self._weigh(found)
                 if self._best is found:
-                    self._meet_all(self.ways, 0.0)
+                    self._weigh_all(self.ways, 0.0)
 
     def _fastest_split(
         self, rest: Mapping[str, TableSizes], rows: Sequence[tuple[str, TableSizes]]
@@ -355,7 +273,7 @@ class PlanSearch:
 
         A sum is saved only with the last of its bag's rows, so single rows have no prices.
         """
-        if not self._tiers or not all(self.tables[name].bags for name in names):
+        if not self._within_budget.tiers or not all(self.tables[name].bags for name in names):
             return
         rest = self._rest(names)
         merged, multiple = self.ledgers.merged(names), self.prices.cluster.world_size
@@ -393,7 +311,7 @@ class PlanSearch:
             yield from self._considered_in_one_way(names, way)
         yield from self._considered_in_front_of_sums(names)
         if len(self._ways_taken(names)) > 1:
-            yield self._one("each table its own way", self.best, True)
+            yield self._as_considered("each table its own way", self.best, True)
 
     def _considered_in_one_way(self, names: tuple[str, ...], way: Way) -> Iterator[Considered]:
         """All of these tables in one way: without replicas, then with the best ones that fit."""
@@ -401,12 +319,12 @@ class PlanSearch:
         taken = self._ways_taken(names) == {way}
         best_has_replicas = _has_replicas(self.best, names)
         if taken and not best_has_replicas:
-            yield self._one(called, self.best, True)
+            yield self._as_considered(called, self.best, True)
         else:
-            alone = self._alone(dict.fromkeys(names, way))
-            yield self._one(called, self.ledgers.by(self._rest(names) | alone), False)
+            alone = self._without_replicas(dict.fromkeys(names, way))
+            yield self._as_considered(called, self.ledgers.by(self._rest(names) | alone), False)
         if taken and best_has_replicas:
-            yield self._one(f"{called}, with replicas", self.best, True)
+            yield self._as_considered(f"{called}, with replicas", self.best, True)
             return
         with_replicas = [
             ledger
@@ -415,17 +333,17 @@ class PlanSearch:
         ]
         if with_replicas:
             found = min(with_replicas, key=lambda ledger: ledger.ms)
-            yield self._one(f"{called}, with replicas", found, found is self.best)
+            yield self._as_considered(f"{called}, with replicas", found, found is self.best)
 
     def _considered_in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Considered]:
         """These tables as row-wise sums with replicas in front of them: as chosen, or the best of
         the plans that were tried."""
         called = f"{CALLED['sums']}, with replicas"
         if self._ways_taken(names) == {"sums"}:
-            yield self._one(called, self.best, True)
+            yield self._as_considered(called, self.best, True)
         elif tried := list(self._in_front_of_sums(names)):
             found = min(tried, key=lambda ledger: (not self.fits(ledger), ledger.ms))
-            yield self._one(called, found, False)
+            yield self._as_considered(called, found, False)
 
     def _called(self, names: tuple[str, ...], way: Way) -> str:
         """What a report calls a way of these tables; TorchRec's own with its sharding types."""
@@ -443,7 +361,7 @@ class PlanSearch:
         """The sizes of all other tables in the best plan."""
         return {name: one.sizes for name, one in self.best.tables.items() if name not in names}
 
-    def _one(self, called: str, ledger: Ledger, chosen: bool) -> Considered:
+    def _as_considered(self, called: str, ledger: Ledger, chosen: bool) -> Considered:
         return Considered(
             way=called,
             ms=ledger.ms,
@@ -452,16 +370,6 @@ class PlanSearch:
             fits=self.fits(ledger),
             chosen=chosen,
         )
-
-
-def allowed_tiers(prices: Prices, tiers: Literal[1, 2, 3]) -> tuple[int, ...]:
-    """The tiers of replicas. Flex differs from DP only where there are several nodes of several
-    ranks."""
-    if tiers == 1:
-        return ()
-    cluster = prices.cluster
-    flex = tiers == 3 and cluster.n_nodes > 1 and cluster.ranks_per_node > 1
-    return (REPLICATED, PER_NODE) if flex else (REPLICATED,)
 
 
 def _way(one: TableLedger) -> Way:
