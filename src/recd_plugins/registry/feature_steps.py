@@ -37,7 +37,8 @@ from recd_plugins.notices import Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.topology import Cluster
-from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.choice import Choice
+from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.plugin_code import made_by
 from recd_plugins.slots import DedupConverter, Explains, Loader, ModelRecord, Reader

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.data.stats_report import StatsReport, broken_rules
 from recd_plugins.data.table import Progress, Table
 from recd_plugins.errors import PluginError, check_made, listed
-from recd_plugins.registry.choices import Choice
+from recd_plugins.registry.choice import Choice
 from recd_plugins.slots import Context, TableStats
 from recd_plugins.storage.whole_file import whole_file
 

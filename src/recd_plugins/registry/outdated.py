@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from recd_plugins.notices import Outdated
-from recd_plugins.registry.choices import Choice
+from recd_plugins.registry.choice import Choice
 
 __all__ = ["first_outdated"]
 

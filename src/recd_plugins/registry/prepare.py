@@ -34,7 +34,8 @@ from recd_plugins.data.table_writer import ChunkError
 from recd_plugins.errors import DataError, PluginError, RecdError, RegistryError, check_made, listed
 from recd_plugins.notices import Notice, NoticeWarning
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.choice import Choice
+from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.option_files import NOTE as NOTE_OF_FILES
 from recd_plugins.registry.option_files import (
     changed_file,

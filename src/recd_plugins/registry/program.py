@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.data.preprocessing import ChosenTransform, steps_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, nearest, shown, so_many
-from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.choice import Choice
+from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.option_files import paths_of
 from recd_plugins.slots import Context
 from recd_plugins.storage.file_digest import sha256_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recd_plugins.errors import check_made
-from recd_plugins.registry.choices import Choice
+from recd_plugins.registry.choice import Choice
 from recd_plugins.slots import OptimizerFactory
 from recd_plugins.slots.built import check_steps
 from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage

@@ -16,7 +16,8 @@ from recd_plugins.planning.sharders import (
     completed,
     default_sharders,
 )
-from recd_plugins.registry.choices import Choice, Registry
+from recd_plugins.registry.choice import Choice
+from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.slots import Loader, Planner
 from recd_plugins.slots.built import check_parts
