@@ -6,13 +6,19 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import ref
 
 from recd_plugins.config import Config, Range
-from recd_plugins.errors import CapabilityError, RecdError, RegistryError, listed, so_many
-from recd_plugins.notices import GivesNotices, Missed, Notice, Otherwise, Unused
+from recd_plugins.errors import CapabilityError, RecdError, RegistryError, so_many
+from recd_plugins.notices import GivesNotices, Notice, Unused
 from recd_plugins.patterns import fitting
+from recd_plugins.planning.beside_plain import (
+    DATA_PARALLEL,
+    UNSAID_BATCH,
+    BesidePlain,
+    sharding_types,
+)
 from recd_plugins.planning.constraints import (
     TableConstraint,
     carry_given,
@@ -27,7 +33,7 @@ from recd_plugins.planning.planner_bases import (
     TakesContext,
 )
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.sharders import fused_by_table, fused_in_words, sharded_modules
+from recd_plugins.planning.sharders import fused_by_table, sharded_modules
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.planning.topology import GB, Topology
 
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
-    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.planning.torchrec_search import BestOptions
     from recd_plugins.slots import Context
@@ -45,12 +51,6 @@ __all__ = [
     "TorchRecPlannerConfig",
     "build_torchrec_planner",
 ]
-
-UNSAID_BATCH = 512
-"""The batch size that TorchRec's planner assumes where a trainer does not give one."""
-
-DATA_PARALLEL = "data_parallel"
-"""TorchRec's sharding type of a table that every rank has whole."""
 
 ROW_WISE = TableConstraint(sharding_types=("row_wise",), compute_kernels=("fused",))
 
@@ -112,16 +112,10 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self._data_parallel = data_parallel
         self._in_files = frozenset(in_files)
         self._explanation = "No plan has been made yet."
-        self._plain: Callable[[], Mapping[str, str]] = dict
-        """Finds the sharding types that plain TorchRec would choose for a trainer's tables, by a
-        search of its own, once notices are asked for."""
-        self._kinds: Mapping[str, str] = {}
-        """The sharding types of the last plan."""
-        self._named: frozenset[str] = frozenset()
-        """The trainer's tables for which it names an optimizer."""
         self._small: tuple[str, ...] = ()
-        """The trainer's tables without a named optimizer that have no more rows than a batch has
-        samples, or may have: TorchRec may make them data-parallel."""
+        """`BesidePlain.small` of the last plan; a copy has those that its original found."""
+        self._beside: BesidePlain | None = None
+        """The last plan beside plain TorchRec's."""
 
     def take(self, context: Context) -> None:
         self._batch_size, self._sharders = context.batch_size, context.sharders
@@ -203,7 +197,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         # The dense optimizer may step the tables for which no other one is named.
         unnamed = [name for name, own in fused.items() if not own]
         constraints = self._constraints_beside(held, others, model, ranks, unnamed)
-        if not self._row_wise:  # a copy has those that its original found
+        if not self._row_wise:
             self._small = self._smaller_than_a_batch(model, ranks, constraints, unnamed)
         chosen = (
             self._config,
@@ -219,9 +213,15 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             repr((*chosen, *where, sorted(constraints.items()), *seen)),
             lambda: self._planned(model, ranks, on, constraints, others),
         )
-        self._kinds = _kinds(plan)
-        self._named = frozenset(fused.keys() - set(unnamed))
-        self._plain = self._plain_kinds(model, ranks, on, fused, seen)
+        kinds, named = sharding_types(plan), frozenset(fused.keys() - set(unnamed))
+        self._beside = BesidePlain(
+            where=self._where,
+            batch_size=self._batch_size,
+            kinds=kinds,
+            plain=self._plain_kinds(model, ranks, on, fused, kinds, named, seen),
+            named=named,
+            small=self._small,
+        )
         return copied(plan)
 
     def _constraints_beside(
@@ -275,6 +275,16 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         check_offered(given, free, model, ranks.sharders, ranks.device)
         return found | given
 
+    def _check_not_twice(self, tables: Iterable[str]) -> None:
+        """`RegistryError` where registry.yaml and the trainer both constrain a table."""
+        both = [name for name in tables if name in self._given]
+        if both := [name for name in both if fitting(name, self._config.constraints)]:
+            raise RegistryError(
+                f"is for table {both[0]!r}, which the constraints that stack.plan was given are "
+                "for too. Set it in one place, there or here.",
+                f"{self._where}.constraints",
+            )
+
     def _smaller_than_a_batch(
         self,
         model: nn.Module,
@@ -322,67 +332,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         )
         carry_given(plan, {name: self._given[name] for name in others & self._given.keys()})
         return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(others))}"
-
-    def _plain_kinds(
-        self,
-        model: nn.Module,
-        ranks: _Ranks,
-        on: Any,
-        fused: Mapping[str, Mapping[str, Any]],
-        seen: Sequence[Any],
-    ) -> Callable[[], Mapping[str, str]]:
-        """A function that finds the sharding types of the tables that plain TorchRec might place
-        otherwise than the last plan. It does not keep the model alive.
-
-        For tables whose optimizer is named, it also finds what TorchRec would have on every rank by
-        the batch size that its planner assumes by default.
-        """
-        from recd_plugins.planning.torchrec_search import torchrec_topology
-
-        # A trainer's own planner knows no rates of links. Where none are stated here either, only
-        # tables whose optimizer is named can differ.
-        plainly = dataclasses.replace(
-            ranks.topology, ranks_per_node=None, intra_node_gbps=None, inter_node_gbps=None
-        )
-        plainly = as_launched(plainly, ranks.world_size)
-        by_default = torchrec_topology(plainly, ranks.world_size, ranks.device)
-        asked = self._named if repr(by_default) == repr(on) else frozenset(fused)
-        # The planner that has them row-wise says why; replicas send no ids, either.
-        asked -= self._named & self._row_wise.keys()
-        if not asked:
-            return dict
-        planned_for, kinds = ref(model), self._kinds
-        named, batch_size = self._named, self._batch_size
-
-        @cache
-        def plain() -> Mapping[str, str]:
-            if (here := planned_for()) is None:
-                return {}
-            found = dict(searched(here, batch_size))
-            if batch_size != UNSAID_BATCH and named & found.keys():
-                unsaid = searched(here, UNSAID_BATCH)
-                every = (name for name, kind in unsaid.items() if kind == DATA_PARALLEL)
-                found |= dict.fromkeys(named.intersection(every), DATA_PARALLEL)
-            return found
-
-        def searched(here: nn.Module, size: int) -> Mapping[str, str]:
-            free = self._constrained(here, ranks, self._config.constraints, (), fused, size)
-            undecided = {name for name in asked if _may_differ(free[name], kinds.get(name))}
-            if not undecided:
-                return {}
-
-            def kinds_of_best() -> Mapping[str, str]:
-                try:
-                    return _kinds(self._searched(here, ranks, by_default, free, size)[0])
-                except RecdError:  # copies on all ranks may take more memory than there is
-                    return {}
-
-            wanted = (by_default, ranks.world_size, size, sorted(free.items()), *seen)
-            kept_in = sorted(self._in_files)
-            found = remembered(repr(("plain", self._config, kept_in, *wanted)), kinds_of_best)
-            return {name: kind for name, kind in found.items() if name in undecided}
-
-        return plain
 
     def _searched(
         self,
@@ -435,103 +384,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 raise self._refused(error, on, model) from error
         return plan, best
 
-    def _check_not_twice(self, tables: Iterable[str]) -> None:
-        """`RegistryError` where registry.yaml and the trainer both constrain a table."""
-        both = [name for name in tables if name in self._given]
-        if both := [name for name in both if fitting(name, self._config.constraints)]:
-            raise RegistryError(
-                f"is for table {both[0]!r}, which the constraints that stack.plan was given are "
-                "for too. Set it in one place, there or here.",
-                f"{self._where}.constraints",
-            )
-
-    def explain(self) -> str:
-        return self._explanation
-
-    def notices(self) -> Sequence[Notice]:
-        """Notices of tables that plain TorchRec would have on every rank, where the trainer's dense
-        optimizer steps them and not the one that is named for them; or that it might have there,
-        where none is named."""
-        plain = {
-            name: kind
-            for name, kind in self._plain().items()
-            if (kind == DATA_PARALLEL) != (self._kinds.get(name) == DATA_PARALLEL)
-        }
-        differ = [name for name in plain if name not in self._named]
-        small = [
-            name
-            for name in self._small
-            if name not in plain and self._kinds.get(name) != DATA_PARALLEL
-        ]
-        return [
-            *self._named_sharded(
-                [name for name in plain if name in self._named and plain[name] == DATA_PARALLEL]
-            ),
-            *self._unnamed(
-                [name for name in differ if plain[name] == DATA_PARALLEL],
-                "TorchRec itself, which knows no rates of links, would have each on every rank",
-            ),
-            *self._unnamed(
-                [name for name in differ if plain[name] != DATA_PARALLEL],
-                "each is on every rank, where TorchRec itself, which knows no rates of links, "
-                "would shard it",
-            ),
-            *self._idle_here(),
-            *self._unnamed(
-                small,
-                "each has no more rows than a batch has samples, or than the "
-                f"{UNSAID_BATCH} by which TorchRec's planner goes unless it is told, so that "
-                "TorchRec itself may have it on every rank, which is chance, too",
-            ),
-        ]
-
-    def _idle_here(self) -> Iterator[Notice]:
-        """Notices of options that are for memory of an accelerator, where tables train on a CPU."""
-        if self._device != "cpu":
-            return
-        config = self._config
-        idle = dict.fromkeys(config.set_among("reserve"), "the share of an accelerator's memory")
-        for table, constraint in config.constraints.items():
-            for name in constraint.set_among("load_factor", "cache_algorithm"):
-                if not {*constraint.idle_options()} & {name}:
-                    idle[f"constraints.{table}.{name}"] = "the kernel fused_uvm_caching, of CUDA"
-        for option, what in idle.items():
-            yield Unused(
-                what=f"{self._where}: {option}",
-                why=f"it is for {what}, and this job trains on the CPU",
-                cure=f"Take {option} out, or train on CUDA.",
-            )
-
-    def _unnamed(self, tables: Sequence[str], plainly: str) -> Iterator[Notice]:
-        if tables:
-            names, sgd = listed(tables, kind="table"), fused_in_words({})
-            yield Otherwise(
-                what=f"{self._where}: torchrec",
-                why=f"the trainer names no optimizer of {names}; {plainly}. Where such a table is "
-                f"sharded, TorchRec's {sgd} steps it; on every rank, the dense optimizer does",
-                cure="Name one before the plan, `apply_optimizer_in_backward(...)`; or the type, "
-                f"`{self._where}.constraints: {_dense(tables[0])}` for the dense optimizer, "
-                "another one for it to be sharded.",
-            )
-
-    def _named_sharded(self, tables: Sequence[str]) -> Iterator[Notice]:
-        if tables:
-            where, by = self._where, ""
-            if self._batch_size != UNSAID_BATCH:
-                by = (
-                    f", by batches of {self._batch_size} or of the {UNSAID_BATCH} by which its "
-                    "planner goes unless it is told"
-                )
-            yield Missed(
-                what=f"{where}: torchrec",
-                why=f"the trainer names an optimizer of {listed(tables, kind='table')}, which "
-                f"steps sharded tables alone; TorchRec itself would have each on every rank{by}, "
-                "step it by the dense optimizer, and send neither its ids nor its sums",
-                cure=f"Where the dense optimizer may step it, write `{where}.constraints: "
-                f"{_dense(tables[0])}`, or name that type in those that stack.plan is given. With "
-                "other types there it is sharded as now, and no more is said of it.",
-            )
-
     def _refused(self, error: PlannerError, on: Any, model: nn.Module) -> RecdError:
         """Why there is no plan, in the registry's words."""
         from torchrec.distributed.planner.types import PlannerErrorType
@@ -562,14 +414,93 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             mapped if on.compute_device == "cpu" and not self._in_files else "",
         )
 
+    def _plain_kinds(
+        self,
+        model: nn.Module,
+        ranks: _Ranks,
+        on: Any,
+        fused: Mapping[str, Mapping[str, Any]],
+        kinds: Mapping[str, str],
+        named: frozenset[str],
+        seen: Sequence[Any],
+    ) -> Callable[[], Mapping[str, str]]:
+        """A function that finds the sharding types of the tables that plain TorchRec might place
+        otherwise than the last plan. It does not keep the model alive.
 
-def _kinds(plan: ShardingPlan) -> dict[str, str]:
-    """The sharding type of each table."""
-    return {
-        name: how.sharding_type
-        for tables in plan.plan.values()
-        for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
-    }
+        For tables whose optimizer is named, it also finds what TorchRec would have on every rank by
+        the batch size that its planner assumes by default.
+        """
+        from recd_plugins.planning.torchrec_search import torchrec_topology
+
+        # A trainer's own planner knows no rates of links. Where none are stated here either, only
+        # tables whose optimizer is named can differ.
+        plainly = dataclasses.replace(
+            ranks.topology, ranks_per_node=None, intra_node_gbps=None, inter_node_gbps=None
+        )
+        plainly = as_launched(plainly, ranks.world_size)
+        by_default = torchrec_topology(plainly, ranks.world_size, ranks.device)
+        asked = named if repr(by_default) == repr(on) else frozenset(fused)
+        # The planner that has them row-wise says why; replicas send no ids, either.
+        asked -= named & self._row_wise.keys()
+        if not asked:
+            return dict
+        planned_for, batch_size = ref(model), self._batch_size
+
+        @cache
+        def plain() -> Mapping[str, str]:
+            if (here := planned_for()) is None:
+                return {}
+            found = dict(searched(here, batch_size))
+            if batch_size != UNSAID_BATCH and named & found.keys():
+                unsaid = searched(here, UNSAID_BATCH)
+                every = (name for name, kind in unsaid.items() if kind == DATA_PARALLEL)
+                found |= dict.fromkeys(named.intersection(every), DATA_PARALLEL)
+            return found
+
+        def searched(here: nn.Module, size: int) -> Mapping[str, str]:
+            free = self._constrained(here, ranks, self._config.constraints, (), fused, size)
+            undecided = {name for name in asked if _may_differ(free[name], kinds.get(name))}
+            if not undecided:
+                return {}
+
+            def kinds_of_best() -> Mapping[str, str]:
+                try:
+                    return sharding_types(self._searched(here, ranks, by_default, free, size)[0])
+                except RecdError:  # copies on all ranks may take more memory than there is
+                    return {}
+
+            wanted = (by_default, ranks.world_size, size, sorted(free.items()), *seen)
+            kept_in = sorted(self._in_files)
+            found = remembered(repr(("plain", self._config, kept_in, *wanted)), kinds_of_best)
+            return {name: kind for name, kind in found.items() if name in undecided}
+
+        return plain
+
+    def explain(self) -> str:
+        return self._explanation
+
+    def notices(self) -> Sequence[Notice]:
+        """Notices of options that do nothing here, and of tables that plain TorchRec would train
+        otherwise."""
+        beside = [] if self._beside is None else self._beside.notices()
+        return [*beside, *self._idle_here()]
+
+    def _idle_here(self) -> Iterator[Notice]:
+        """Notices of options that are for memory of an accelerator, where tables train on a CPU."""
+        if self._device != "cpu":
+            return
+        config = self._config
+        idle = dict.fromkeys(config.set_among("reserve"), "the share of an accelerator's memory")
+        for table, constraint in config.constraints.items():
+            for name in constraint.set_among("load_factor", "cache_algorithm"):
+                if not {*constraint.idle_options()} & {name}:
+                    idle[f"constraints.{table}.{name}"] = "the kernel fused_uvm_caching, of CUDA"
+        for option, what in idle.items():
+            yield Unused(
+                what=f"{self._where}: {option}",
+                why=f"it is for {what}, and this job trains on the CPU",
+                cure=f"Take {option} out, or train on CUDA.",
+            )
 
 
 def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
@@ -579,11 +510,6 @@ def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
         (one == DATA_PARALLEL) != (kind == DATA_PARALLEL)
         for one in free.sharding_types or (DATA_PARALLEL,)
     )
-
-
-def _dense(table: str) -> str:
-    """The constraint that has a table data-parallel, in YAML."""
-    return f"{{{table}: {{sharding_types: [data_parallel]}}}}"
 
 
 def _asked_of(
