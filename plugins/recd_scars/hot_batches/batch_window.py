@@ -35,37 +35,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DealtWindow:
-    """How a window was dealt out: all that it takes to do so again, even when the plan has
-    changed."""
-
-    hot: Bools
-    """[N]: which of its samples were hot."""
-    num_hot: int
-    """The number of its batches that are hot."""
-    num_batches: int
-    version: str | None
-    """The version of the tier plan that it was dealt out by; None before the first."""
-
-    def to_state(self) -> dict[str, Any]:
-        return {
-            "batches": self.num_batches,
-            "hot_batches": self.num_hot,
-            "plan": self.version,
-            "samples": len(self.hot),
-            "hot": np.packbits(self.hot).tobytes().hex(),
-        }
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any]) -> DealtWindow:
-        bits = np.frombuffer(bytes.fromhex(state["hot"]), np.uint8)
-        return cls(
-            hot=np.unpackbits(bits, count=state["samples"]).view(np.bool_),
-            num_hot=state["hot_batches"],
-            num_batches=state["batches"],
-            version=state["plan"],
-        )
+Bools: TypeAlias = npt.NDArray[np.bool_]
+I64: TypeAlias = npt.NDArray[np.int64]
 
 
 class BatchWindow:
@@ -84,7 +55,7 @@ class BatchWindow:
         self._own = own
         self._features = list(zip(*(sparse_features(one, own) for one in batches), strict=True))
         """For each KJT that a batch holds, those of all batches."""
-        self.formed: DealtWindow | None = None
+        self.dealt: DealtWindow | None = None
         self.version: str | None = None
         """The version of the tier plan by which `hot` marks samples."""
         self._batches = batches
@@ -120,30 +91,30 @@ class BatchWindow:
         or none is."""
         return 0 < num_hot < len(self)
 
-    def form(self, num_hot: int) -> None:
+    def deal(self, num_hot: int) -> None:
         """Deal the samples out to so many hot batches, and normal ones."""
-        self.formed = DealtWindow(
+        self.dealt = DealtWindow(
             hot=self.hot, num_hot=num_hot, num_batches=len(self), version=self.version
         )
 
-    def form_again(self, formed: DealtWindow) -> None:
+    def deal_again(self, dealt: DealtWindow) -> None:
         """Deal the samples out as before, after its batches were read again."""
-        if (len(self), len(self.hot)) != (formed.num_batches, len(formed.hot)):
+        if (len(self), len(self.hot)) != (dealt.num_batches, len(dealt.hot)):
             raise DataError(
-                f"the reader's state is within a window of {so_many(formed.num_batches, 'batch')} "
-                f"of {len(formed.hot)} samples, but the loader yields {len(self)} of "
+                f"the reader's state is within a window of {so_many(dealt.num_batches, 'batch')} "
+                f"of {len(dealt.hot)} samples, but the loader yields {len(self)} of "
                 f"{len(self.hot)} there: the table or the batch size changed. Start afresh."
             )
-        self.hot, self.version, self.formed = formed.hot, formed.version, formed
+        self.hot, self.version, self.dealt = dealt.hot, dealt.version, dealt
 
     def is_hot(self, index: int) -> bool:
         return self._places[index]
 
     def batch(self, index: int) -> Any:
         """One of the new batches."""
-        assert self.formed is not None
+        assert self.dealt is not None
         hot_under = self.version if self.is_hot(index) else None
-        if not self._changes_places(self.formed.num_hot):
+        if not self._changes_places(self.dealt.num_hot):
             return marked_as(self._batches[index], hot_under, self._own)
         if self._own.select is not None:
             batch = self._own.select(self._batches, torch.from_numpy(self._rows[index]))
@@ -162,14 +133,14 @@ class BatchWindow:
 
     @cached_property
     def _places(self) -> list[bool]:
-        assert self.formed is not None
-        return hot_places(len(self), self.formed.num_hot)
+        assert self.dealt is not None
+        return hot_places(len(self), self.dealt.num_hot)
 
     @cached_property
     def _rows(self) -> list[I64]:
         """The samples of each batch."""
-        assert self.formed is not None
-        return mixed(self.hot, self._sizes, self.formed.num_hot)
+        assert self.dealt is not None
+        return mixed(self.hot, self._sizes, self.dealt.num_hot)
 
     @cached_property
     def _samples(self) -> WindowSamples:
@@ -181,6 +152,39 @@ class BatchWindow:
         """Of each KJT that a batch holds, the plain features of all batches, where these join."""
         plain = [[one.plain for one in features] for features in self._features]
         return [JoinedFeatures(kjts) if JoinedFeatures.alike(kjts) else None for kjts in plain]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DealtWindow:
+    """How a window was dealt out: all that it takes to do so again, even when the plan has
+    changed."""
+
+    hot: Bools
+    """[N]: which of its samples were hot."""
+    num_hot: int
+    """The number of its batches that are hot."""
+    num_batches: int
+    version: str | None
+    """The version of the tier plan that it was dealt out by; None before the first."""
+
+    def to_state(self) -> dict[str, Any]:
+        return {
+            "batches": self.num_batches,
+            "hot_batches": self.num_hot,
+            "plan": self.version,
+            "samples": len(self.hot),
+            "hot": np.packbits(self.hot).tobytes().hex(),
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> DealtWindow:
+        bits = np.frombuffer(bytes.fromhex(state["hot"]), np.uint8)
+        return cls(
+            hot=np.unpackbits(bits, count=state["samples"]).view(np.bool_),
+            num_hot=state["hot_batches"],
+            num_batches=state["batches"],
+            version=state["plan"],
+        )
 
 
 def sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
@@ -228,10 +232,6 @@ def marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:
     for features in all_features_of(batch, own.features):
         batch = marked_batch(batch, features, hot_under)
     return batch
-
-
-Bools: TypeAlias = npt.NDArray[np.bool_]
-I64: TypeAlias = npt.NDArray[np.int64]
 
 
 def most_hot(num_hot: int, sizes: Sequence[int]) -> int:

@@ -117,8 +117,8 @@ class HotBatchesWithoutState(WrappedLoader):
         self._loaded = False
         self._index = 0
         """The batches of it that were yielded."""
-        self._formed: DealtWindow | None = None
-        """How the window was formed; None at its start."""
+        self._dealt: DealtWindow | None = None
+        """How the window was dealt; None at its start."""
         self._pool: ThreadPoolExecutor | None = None
         self._kept: KeptBatches | None = None
         """The batches of a trainer's own loader that were read and not yielded yet."""
@@ -133,14 +133,14 @@ class HotBatchesWithoutState(WrappedLoader):
         if self._own is None or self._loaded:
             self._loader.load_state_dict(self._start)
         elif self._index:  # left within a window: the trainer's loader begins anew
-            self._index, self._formed = 0, None
+            self._index, self._dealt = 0, None
         self._loaded = False
         if self._own is not None:
             self._kept = KeptBatches("cache: hot_batches", ", or set `cache.hot_batches: false`")
         batches = iter(self._loader)
         pool = self._pool = ThreadPoolExecutor(1, thread_name_prefix="recd-hot-batches")
         try:
-            ahead = self._ahead(pool, batches, self._formed)
+            ahead = self._ahead(pool, batches, self._dealt)
             while self._agree(window := self._result(ahead)) and window is not None:
                 ahead = self._ahead(pool, batches, None)
                 yield from self._batches(window, ahead)
@@ -157,7 +157,7 @@ class HotBatchesWithoutState(WrappedLoader):
 
     def __getattr__(self, name: str) -> Any:
         """The attributes of the loader, its sampler, its dataset; but not how one of the
-        registry's is read from anywhere, for windows are formed in its order."""
+        registry's is read from anywhere, for windows are dealt in its order."""
         if name in ("state_dict", "load_state_dict"):
             raise AttributeError(
                 f"cache.hot_batches: the loader, a {type(self._loader).__name__}, has no {name}, "
@@ -173,24 +173,24 @@ class HotBatchesWithoutState(WrappedLoader):
             ahead.take(TAKEN)
             batch = window.batch(index)
             if index + 1 == len(window):
-                self._start, self._index, self._formed = window.end, 0, None
+                self._start, self._index, self._dealt = window.end, 0, None
             else:
-                self._start, self._index, self._formed = window.start, index + 1, window.formed
+                self._start, self._index, self._dealt = window.start, index + 1, window.dealt
             self.yielded.count(hot=window.is_hot(index))
             if self._kept is not None:
                 self._kept.take()
             yield batch
 
     def _ahead(
-        self, pool: ThreadPoolExecutor, batches: Iterator[Any], formed: DealtWindow | None
+        self, pool: ThreadPoolExecutor, batches: Iterator[Any], dealt: DealtWindow | None
     ) -> _Ahead:
         """The next window, to be read."""
         ahead = _Ahead(
             pool,
             batches,
-            self._window if formed is None else formed.num_batches,
+            self._window if dealt is None else dealt.num_batches,
             self._state,
-            partial(self._made, self._hot_rows(), formed),
+            partial(self._made, self._hot_rows(), dealt),
             self._kept,
         )
         if self._own is None:
@@ -200,7 +200,7 @@ class HotBatchesWithoutState(WrappedLoader):
     def _made(
         self,
         rows: HotRows | None,
-        formed: DealtWindow | None,
+        dealt: DealtWindow | None,
         taken: Sequence[Any],
         start: dict[str, Any] | None,
         end: dict[str, Any] | None,
@@ -210,8 +210,8 @@ class HotBatchesWithoutState(WrappedLoader):
             return None
         own = OwnBatches() if self._own is None else self._own
         window = BatchWindow(taken, start=start, end=end, own=own)
-        if formed is not None:
-            window.form_again(formed)
+        if dealt is not None:
+            window.deal_again(dealt)
         elif rows is not None:
             window.classify(rows)
         return window
@@ -229,7 +229,7 @@ class HotBatchesWithoutState(WrappedLoader):
             return ahead.result()
         except Exception:
             rows = self._hot_rows()
-            if self._formed is None and rows is not None and dist.is_initialized():
+            if self._dealt is None and rows is not None and dist.is_initialized():
                 # If the others do not come, the error here is raised anyway.
                 with suppress(RuntimeError):
                     self._least(None, rows.version, failed=True)
@@ -240,16 +240,18 @@ class HotBatchesWithoutState(WrappedLoader):
 
         Return whether there is a window: all ranks must have one, or none.
         """
-        if window is None or window.formed is None:  # else it is resumed within
+        if window is None or window.dealt is None:  # else it is resumed within
             rows = self._hot_rows()
             if window is not None and rows is not None and window.version != rows.version:
                 window.classify(rows)
             least = 0 if rows is None else self._least(window, rows.version)
             if window is not None:
-                window.form(least)
+                window.deal(least)
         return window is not None
 
     def _least(self, window: BatchWindow | None, version: str, failed: bool = False) -> int:
+        """The hot batches that every rank can form of its window, by the tier plan of this version;
+        an error on all ranks where windows or plans differ, or where one of them `failed`."""
         hot, length = (0, 0) if window is None else (window.most_hot, len(window))
         if self._world_size == 1:
             return hot
@@ -264,16 +266,18 @@ class HotBatchesWithoutState(WrappedLoader):
             self._ranks = LeastOfRanks(self._planner.group, "hot batches", patience)
         number = int(version[:15], 16)
         failing = -(self._rank + 1) if failed else 0
+        # Of what is to be alike, the least of the negated numbers is the greatest of all, negated.
         counts = [hot, length, -length, number, -number, failing]
-        least, fewest, most, lowest, highest, failing = self._ranks.least(counts, patience)
+        least, shortest, longest, lowest, highest, failing = self._ranks.least(counts, patience)
+        longest, highest = -longest, -highest
         if failing and not failed:
             raise DataError(
                 f"cache.hot_batches: rank {-failing - 1} could not read its batches, and prints "
                 "why; no rank goes on without them."
             )
-        if not failed and (fewest, lowest) != (-most, -highest):
+        if not failed and (shortest, lowest) != (longest, highest):
             raise DataError(
-                f"cache.hot_batches: ranks have windows of {fewest} to {-most} batches, rank "
+                f"cache.hot_batches: ranks have windows of {shortest} to {longest} batches, rank "
                 f"{self._rank} of {length}, or tier plans that differ: all ranks must yield the "
                 "same number of batches an epoch, and have the same plan."
             )
@@ -360,15 +364,15 @@ class HotBatches(HotBatchesWithoutState):
     def state_dict(self) -> dict[str, Any]:
         """The position, in numbers and texts alone but for what is the loader's own."""
         start = self._loader.state_dict() if self._start is None else self._start
-        formed = None if self._formed is None else self._formed.to_state()
-        return {"loader": start, "batches": self._index, "window": formed}
+        dealt = None if self._dealt is None else self._dealt.to_state()
+        return {"loader": start, "batches": self._index, "window": dealt}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on within a window as it was formed, even if the plan has changed."""
+        """Go on within a window as it was dealt, even if the plan has changed."""
         if set(state) != {"loader", "batches", "window"}:
             raise DataError(
                 "the reader's state is not one of hot batches, since the run that wrote it had "
                 "none. Set cache.hot_batches to false to resume, or start afresh."
             )
         self._start, self._index, self._loaded = state["loader"], state["batches"], True
-        self._formed = None if state["window"] is None else DealtWindow.of_state(state["window"])
+        self._dealt = None if state["window"] is None else DealtWindow.of_state(state["window"])
