@@ -30,7 +30,7 @@ from benchmarks.cluster.ranks import EMULATED, ClusterRanks
 from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Report, main, spread
 from recd_plugins.advise.advice import advise
-from recd_plugins.advise.walk import AdviceGoal
+from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.topology import save_topology
 from recd_plugins.registry import Registry

@@ -105,7 +105,7 @@ def _prepare(values: dict[str, Any]) -> None:
 
 def _measured(values: dict[str, Any]) -> dict[str, Any]:
     from recd_plugins.advise.advice import advise
-    from recd_plugins.advise.walk import AdviceGoal
+    from recd_plugins.advise.goal import AdviceGoal
     from recd_plugins.registry import Registry
 
     registry = Registry.load(values)

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.recd_train.workload import TrainSide, TrainWorkload
 from recd_plugins.advise.advice import advise
-from recd_plugins.advise.walk import AdviceGoal
+from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 

@@ -29,10 +29,11 @@ from recd_plugins.advise.added_values import in_order, plain
 from recd_plugins.advise.advice import RegistryAdvice, _absolute, _otherwise, _what_ifs, advise
 from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
 from recd_plugins.advise.computed import _shared
+from recd_plugins.advise.goal import WORTH, AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTrainer
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates
-from recd_plugins.advise.walk import WORTH, AdviceGoal, Walk, Weighed, weigh, weigh_near
+from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
 from recd_plugins.cli.advise import _steps_to_loss
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema

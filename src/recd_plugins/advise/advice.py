@@ -14,6 +14,7 @@ from typing import Any
 
 from recd_plugins.additions import Values
 from recd_plugins.advise.added_values import answer_of, plain, with_plugin
+from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfTrainer
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.advise.trials import (
@@ -23,7 +24,7 @@ from recd_plugins.advise.trials import (
     try_registries,
     winner,
 )
-from recd_plugins.advise.walk import AdviceGoal, Walk, Weighed, weigh, weigh_near
+from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
 from recd_plugins.config import path_of
 from recd_plugins.data.kept_stripes import keeping_stripes
 from recd_plugins.data.table import Progress, silent

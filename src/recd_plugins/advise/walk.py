@@ -1,10 +1,10 @@
 """Finds the way from plain TorchRec to what pays: each addition is weighed on top of those kept so
 far.
 
-An addition is kept if it improves the objective by more than `WORTH`, or `COPYING` if rows get
-replicas on a CPU, within the budget. One that does not pay by itself waits for those that need it.
+An addition is kept if it improves the objective by as much as the goal asks (`AdviceGoal.worth`),
+within the budget. One that does not pay by itself waits for those that need it.
 At the end each kept addition is left out once, and stays out if nothing is lost by that. Then each
-addition that was not kept takes the place of each kept one, if that saves `BETTER`: two additions
+addition that was not kept takes the place of each kept one, if that is better: two additions
 may save the same bytes, and the first that was met is not always the better one. Last, each is
 tried in its other ways. So, by the forecasts, nothing that is advised is slower than plain
 TorchRec's own best plan.
@@ -13,14 +13,14 @@ TorchRec's own best plan.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
 
-from recd_plugins.additions import NotHere, Objective, Situation, Values
+from recd_plugins.additions import NotHere, Situation, Values
 from recd_plugins.advise.added_values import answer_of, in_order, with_plugin
+from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.advise.outlook import Outlook, Outlooks
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import (
@@ -31,27 +31,15 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
-from recd_plugins.planning.topology import GB
 from recd_plugins.registry.source import as_of_yaml
 
 __all__ = [
-    "WORTH",
-    "AdviceGoal",
     "Walk",
     "Weighed",
     "weigh",
     "weigh_near",
 ]
 
-WORTH = 0.02
-"""The share of a step that an addition must save. Forecasts of two plans are off against each other
-by as much (1.3% in the median of 36 pairs, 2.7% in nine of ten), and the simpler registry is
-preferred."""
-COPYING = 0.15
-"""The same share on a CPU for an addition that gives rows replicas where none had any: compared
-with others, such steps took 11 to 20% longer than by their prices."""
-BETTER = 0.01
-"""The share that an addition must save in the place of another one, which is no simpler."""
 FAR = 0.15
 """If a step took longer than the best by more than this share with an addition left out, or in the
 place of another, that is not tried again when something differs by a factor of two."""
@@ -60,43 +48,11 @@ ALIKE = 0.5
 FEW = 4
 """If at most this many additions wait, each choice of them is tried with the next addition; if
 more, only all of them, and only those that it needs."""
-ROUNDING = 1e-6
 FEATURES = 3
 """The number of features for which it explains why they are not deduplicated. It adds the very last
 line, which may be about all features."""
 
 Verdict = Literal["kept", "replaced", "waits", "left out", "not here"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdviceGoal:
-    """The goal of an advice: what it should improve, and within which memory."""
-
-    objective: Objective = "samples_per_second"
-    budget_gb: float = 0.0
-    """The memory in GB that a rank may take beyond TorchRec's own plan."""
-    steps_to_loss: Mapping[int, int] = field(default_factory=dict)
-    """The steps that it takes to learn as much, by batch size; for time_to_loss."""
-
-    def score(self, outlook: Outlook) -> float:
-        """The number to minimise; infinite if memory has no room for the tables."""
-        if outlook.lacks:
-            return math.inf
-        if self.objective == "memory":
-            return outlook.memory
-        if self.objective == "time_to_loss":
-            return outlook.ms * self.steps_to_loss[outlook.batch_size]
-        return 1 / outlook.samples_per_second
-
-    def fits(self, outlook: Outlook, base: Outlook) -> bool:
-        """Whether memory has room for the tables and the outlook is within the budget. If memory is
-        the objective, it must also be as fast as the base, provided there is room for that."""
-        if outlook.lacks:
-            return False
-        slower = outlook.ms > base.ms * (1 + ROUNDING)
-        if self.objective == "memory" and slower and not base.lacks:
-            return False
-        return outlook.over(base) <= self.budget_gb * GB * (1 + ROUNDING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +185,7 @@ class _OnTheWay:
         self._reasons: dict[str, str] = {}
         """Why each addition did not pay when it was met."""
         self._top = base
-        """The best outlook that was met: leaving additions out loses no more than `WORTH` of it."""
+        """The best outlook that was met: leaving additions out loses little of it."""
         self._kept: list[ClaimedAddition] = []
         self._replaced: dict[str, list[ClaimedAddition]] = {}
         """For each addition, those kept before it whose keys it has written anew."""
@@ -263,7 +219,7 @@ class _OnTheWay:
             self._put(claim, "kept", "", outlook)
         self._kept = kept
         self._replaced = {name: list(some) for name, some in found.replaced.items()}
-        if self._gain(outlook, self._base) > ALIKE * self._gain(found.best, found.base):
+        if self._goal.gain(outlook, self._base) > ALIKE * self._goal.gain(found.best, found.base):
             self._far = _Far(found, self._goal)
         self.best = self._top = outlook
         return True
@@ -286,11 +242,11 @@ class _OnTheWay:
             self._put(claim, "not here", refused)
             return
         fitting = [one for one in found if self._goal.fits(one[1], self._base)]
-        paying = [one for one in fitting if self._pays(one[1])]
+        paying = [one for one in fitting if self._goal.pays(one[1], self.best)]
         more, outlook = min(paying or fitting or found, key=lambda one: self._goal.score(one[1]))
-        gain = self._gain(outlook, self.best)
+        gain = self._goal.gain(outlook, self.best)
         if not fitting:
-            why = self._why_not_fitting(outlook)
+            why = self._goal.why_not_fitting(outlook, self._base)
         elif paying:
             for other in more[:-1]:
                 self._settle(other, "kept", f"{addition.name} pays with it")
@@ -300,7 +256,7 @@ class _OnTheWay:
             return
         else:
             # The outlook with all that waits, since its notices must not ask for what was tried.
-            worth = self._worth(outlook, self.best)
+            worth = self._goal.worth(outlook, self.best)
             why = self._why_left(claim, gain, worth, fitting[0][1])
         self._waiting.append(claim)
         self._reasons[addition.name] = why
@@ -335,8 +291,8 @@ class _OnTheWay:
             outlook = self._having(rest)
             if isinstance(outlook, NotHere):
                 continue
-            lost = -self._gain(outlook, self._top)
-            spared = lost < self._worth(self.best, outlook) and not self._slower_at_work(
+            lost = -self._goal.gain(outlook, self._top)
+            spared = lost < self._goal.worth(self.best, outlook) and not self._goal.slower_at_work(
                 outlook, self._base
             )
             if spared and self._goal.fits(outlook, self._base):
@@ -370,14 +326,14 @@ class _OnTheWay:
                 if self._far and self._far.has(rest):
                     continue
                 outlook = self._having(rest)
-                if isinstance(outlook, NotHere) or not self._better(outlook):
+                if isinstance(outlook, NotHere) or not self._goal.is_better(outlook, self.best):
                     continue
                 if self._goal.fits(outlook, self._base):
                     tries.append((outlook, rest, gone))
             if not tries:
                 continue
             outlook, rest, gone = min(tries, key=lambda one: self._goal.score(one[0]))
-            gain = self._gain(outlook, self.best)
+            gain = self._goal.gain(outlook, self.best)
             words = self._in_words(outlook, self.best)
             for other in gone:
                 why = f"{name} in its place saves {gain:.1%}"
@@ -407,13 +363,14 @@ class _OnTheWay:
                     outlook = self._having(trial, noted=False)
                     if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
                         continue
-                    if self._better(outlook) if kept else self._pays(outlook):
+                    is_worth_it = self._goal.is_better if kept else self._goal.pays
+                    if is_worth_it(outlook, self.best):
                         break
                 else:
                     continue
                 for other in also:
                     self._settle(other, "kept", f"{one.name} in another way pays with it")
-                gain = self._gain(outlook, self.best)
+                gain = self._goal.gain(outlook, self.best)
                 why = f"{what}, by which a step takes {gain:.1%} less"
                 words = f"{before.why}; {why}" if before.verdict == "kept" else why
                 one = dataclasses.replace(one, claim=varied, verdict="kept", why=words)
@@ -508,39 +465,6 @@ class _OnTheWay:
                 continue
         return gone
 
-    def _gain(self, outlook: Outlook, before: Outlook) -> float:
-        if before.lacks:
-            return 0.0 if outlook.lacks else 1.0
-        return 1 - self._goal.score(outlook) / self._goal.score(before)
-
-    def _pays(self, outlook: Outlook) -> bool:
-        """Whether an outlook saves enough of the best so far."""
-        if self._slower_at_work(outlook, self.best):
-            return False
-        return self._gain(outlook, self.best) > self._worth(outlook, self.best)
-
-    def _better(self, outlook: Outlook) -> bool:
-        """Whether an outlook is better than the best so far, with as many additions."""
-        worth = self._worth(outlook, self.best)
-        if self._slower_at_work(outlook, self.best):
-            return False
-        return self._gain(outlook, self.best) > (BETTER if worth == WORTH else worth)
-
-    def _slower_at_work(self, outlook: Outlook, other: Outlook) -> bool:
-        """Whether a step takes longer than another outlook's if ranks that share processors work
-        while others wait for bytes. Then saved bytes are worth less, and saved compute is worth the
-        same. It is unknown how much of a wait is used in this way, so no gain may depend on it.
-        """
-        if self._goal.objective == "memory" or other.lacks:
-            return False
-        least = other.ms_working_meanwhile / other.batch_size
-        return outlook.ms_working_meanwhile / outlook.batch_size > least * (1 + ROUNDING)
-
-    def _worth(self, outlook: Outlook, other: Outlook) -> float:
-        """The share of another outlook that this one must save."""
-        copies = outlook.copies and not other.copies and self._goal.objective != "memory"
-        return COPYING if copies else WORTH
-
     def _put(
         self,
         claim: ClaimedAddition,
@@ -607,19 +531,8 @@ class _OnTheWay:
         if not roomy:
             return why
         names = min(roomy, key=lambda names: roomy[names].over(self._base))
-        over = self._why_not_fitting(roomy[names])
+        over = self._goal.why_not_fitting(roomy[names], self._base)
         return f"{why} There is room with {listed(names)}, but {over}. Give it a larger budget."
-
-    def _why_not_fitting(self, outlook: Outlook) -> str:
-        if outlook.lacks:
-            return "it makes no room for the tables in memory"
-        over = outlook.over(self._base)
-        if over > self._goal.budget_gb * GB:
-            return (
-                f"it takes {in_bytes(over, sign=True)} a rank over TorchRec's own plan, and the "
-                f"budget is {in_bytes(self._goal.budget_gb * GB)}"
-            )
-        return f"a step would take {outlook.ms:.3g} ms, and the baseline takes {self._base.ms:.3g}"
 
 
 def _names(claims: Sequence[ClaimedAddition]) -> tuple[str, ...]:

@@ -143,8 +143,8 @@ def advise(
         server = ranks_to_try.enter_context(server_of_ranks()) if tries else None
         from recd_plugins.advise.advice import advise as advice_on
         from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
+        from recd_plugins.advise.goal import AdviceGoal
         from recd_plugins.advise.model_and_batches import ModelOfTrainer
-        from recd_plugins.advise.walk import AdviceGoal
         from recd_plugins.registry import Registry
 
         check_writable(out, "--out", (".yaml", ".yml"))
