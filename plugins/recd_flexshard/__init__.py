@@ -1,7 +1,8 @@
 """FlexShard: per-row tiers in front of TorchRec's tables, sized by what each row costs where.
 
-`policy/` turns prices into sizes: the paper's breakpoints, and the optimum over all of them;
-`flexshard_planner.py` profiles, chooses, and leaves other tables to TorchRec's planner.
+`flexshard_planner.py` says which tables may have replicas, and has `policy/` turn prices into
+sizes: by the paper's breakpoints, or by the optimum over all rows. The host profiles, and leaves
+other tables to TorchRec's planner.
 """
 
 from __future__ import annotations

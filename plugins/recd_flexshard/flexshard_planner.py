@@ -1,4 +1,4 @@
-"""The `sharding: flexshard` planner: profile, choose, and hand the rest to TorchRec's planner."""
+"""The `sharding: flexshard` planner: which tables may have replicas, and by which policy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """SCARS: coalescing, a cache of hot rows, hot and normal batches.
 
-`theory.py` has the paper's formulas; `hot_set.py` makes sizes of them, and `scars_planner.py` a
-tier plan, in front of what another planner plans.
+`theory.py` has the paper's formulas. `scars_planner.py` makes a tier plan, in front of what another
+planner plans: `cached_rows.py` says how many rows are cached, by the rules of `hot_set.py` and
+within the `device_memory.py`; `uvm/` chooses kernels for tables in host memory. `hot_batches/` puts
+samples all of whose rows are cached together.
 """
 
 from __future__ import annotations

@@ -103,6 +103,88 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self.served: ServingKernels | None = None
         """How the last plan's tables are served from host memory, on rank 0."""
 
+    def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
+        if self._policy is not None:
+            return self._policy.tables(model)
+        return model_tables(model, self._config.tables, where="cache.tables")
+
+    def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
+        return super().no_tables(every) if self._policy is None else self._policy.no_tables(every)
+
+    def choose(
+        self,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
+    ) -> ChosenSizes:
+        self._on = Cluster.of(topology, world_size)
+        self._memory = DeviceMemory.of(
+            model,
+            topology,
+            world_size,
+            device=self.context.device,
+            memory_gb=self._config.memory_gb,
+            reserve=self.others.reserve,
+            fused=None if self._config.home == "mapped" else self.fused,
+            hosted=tables if self._config.home == "host" else (),
+        )
+        if self._policy is None:
+            chosen = self._cached(tables, self._on, self._memory)
+        else:
+            chosen = self._as_policy_chooses(self._policy, model, tables, topology, world_size)
+        if self._config.hot_batches and (line := memory_of_hot_rows(tables, chosen.sizes)):
+            chosen = dataclasses.replace(chosen, reason=f"{chosen.reason}\n{line}")
+        return self._from_host(chosen, tables, topology) if self._config.home == "host" else chosen
+
+    def _as_policy_chooses(
+        self,
+        policy: TierPlanner,
+        model: nn.Module,
+        tables: Mapping[str, SequenceTable],
+        topology: Topology,
+        world_size: int,
+    ) -> ChosenSizes:
+        """The plan that the sharding slot's planner makes of the tables."""
+        policy.fused, policy.carried = self.fused, self.carried
+        chosen = policy.choose(model, tables, topology, world_size)
+        config = self._config
+        return dataclasses.replace(
+            chosen,
+            reason=f"scars: size plan, as sharding: {policy.name} has it\n{chosen.reason}",
+            forced=chosen.forced or config.force or config.home != "memory",
+        )
+
+    def _cached(
+        self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
+    ) -> ChosenSizes:
+        """The number of rows of each that are cached, and why."""
+        prices = self.prices(tables, cluster)
+        # `recd advise` asks again for registries that differ in other things.
+        asked = ScarsPlanner, *tables.items(), prices, memory, repr(self._config)
+        return remembered(asked, lambda: cached_rows(self._config, tables, prices, memory))
+
+    def _from_host(
+        self, chosen: ChosenSizes, tables: Mapping[str, SequenceTable], topology: Topology
+    ) -> ChosenSizes:
+        """The choice, and why each table has the kernel by which it is served from host memory."""
+        assert self._memory is not None
+        self.served = ServingKernels.of(
+            chosen.report.ledger,
+            self.found,
+            capacity=self._memory.capacity,
+            sample_bytes=sample_bytes(self._config, MergedRows.of(tables))[0],
+            fused=self.fused,
+            algorithm=self._config.cache_algorithm or "lru",
+            host_memory_gb=topology.host_memory_gb,
+        )
+        return dataclasses.replace(chosen, reason=f"{chosen.reason}\n{self.served.reason}")
+
+    def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
+        if self._policy is not None:
+            return self._policy.hottest_rows(table, rows, count)
+        return super().hottest_rows(table, rows, count)
+
     @property
     def options_in(self) -> str:
         return self.slot if self._policy is None else self._policy.options_in
@@ -110,6 +192,41 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     @property
     def asked_by(self) -> tuple[str, ...]:
         return (self.slot,) if self._policy is None else (self.slot, *self._policy.asked_by)
+
+    @property
+    def chooses_homes(self) -> bool:
+        """As the sharding slot's planner says, if the tables are at home in memory."""
+        chooses = self._policy is not None and self._policy.chooses_homes
+        return chooses and self.homes_by_table
+
+    @property
+    def homes_by_table(self) -> bool:
+        return self._config.home == "memory"
+
+    @property
+    def all_mapped(self) -> bool:
+        return self._config.home == "mapped"
+
+    def home(self, topology: Topology) -> Topology:
+        return seen_from(self._config.home, topology)
+
+    def kernels(self) -> Mapping[str, TableConstraint]:
+        return self.served.kernels if self.served else {}
+
+    @property
+    def mapped_folder(self) -> Path:
+        return self._config.mapped_folder or super().mapped_folder
+
+    def profiled(self) -> Profile:
+        """The profile; one without lookups, where re-tiering is to learn them."""
+        given = self.profile_path is not None or self.context.profile is not None
+        if given or self.num_profile_batches != 0 or self._policy is not None:
+            return super().profiled()
+        ids = np.empty(0, np.int64)
+        found = self.found.items()
+        return Profile(
+            rows={name: RowDistribution.of([t.num_rows], [0.0], ids=ids) for name, t in found}
+        )
 
     def take(self, context: Context) -> None:
         super().take(context)
@@ -132,8 +249,22 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self._apart = self._looked_up_apart(plan)
         return plan
 
-    def kernels(self) -> Mapping[str, TableConstraint]:
-        return self.served.kernels if self.served else {}
+    def _looked_up_apart(self, plan: ShardingPlan) -> frozenset[str]:
+        """The data-parallel tables of a collection whose planned ones are all pooled and coalesced:
+        then they are in a module apart, which sends nothing, and no hot step skips it."""
+        planned = self._table_plans
+        in_one = {
+            self._every[name].module
+            for name, one in planned.items()
+            if one.coalesce == "none" or not self._every[name].pooled
+        }
+        found = set()
+        for path in plan.plan.keys() - in_one:
+            tables: Any = plan.plan[path]
+            for name in tables.keys() & self._every.keys() - planned.keys():
+                if tables[name].sharding_type == "data_parallel":
+                    found.add(name)
+        return frozenset(found)
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
         """The sharders of the tiers, with all tables in mapped files if that is their home."""
@@ -141,22 +272,32 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return self.in_mapped_files(sharders) if self.all_mapped else sharders
 
     @property
-    def mapped_folder(self) -> Path:
-        return self._config.mapped_folder or super().mapped_folder
+    def begins_empty(self) -> bool:
+        planned = self.tier_plan is not None and self._policy is None
+        # Only rank 0 has a profile, and gives notices.
+        return planned and self.profile is not None and not self._has_counted
+
+    def hotter(self, batches: Iterable[Batch]) -> TierPlan:
+        """The first time, if nothing was counted, the plan has as many rows as these batches ask
+        for, of the tables that were sharded for that."""
+        if self._policy is not None or self._has_counted:
+            return super().hotter(batches)
+        assert self.tier_plan is not None  # `retier` asked for a plan
+        assert self._on is not None
+        assert self._memory is not None
+        found = {name: self.found[name] for name in self.tier_plan.tables}
+        counted = {name: table.counted for name, table in found.items()}
+        self.profile = profile_batches(batches, counted, features=self.context.features)
+        tables = {name: table.with_rows(self.profile[name]) for name, table in found.items()}
+        chosen = self._cached(tables, self._on, self._memory)
+        self.report, self.explanation = chosen.report, chosen.reason
+        return tier_plan(tables, chosen.sizes, self._on, self.hottest_rows)
 
     @property
-    def chooses_homes(self) -> bool:
-        """As the sharding slot's planner says, if the tables are at home in memory."""
-        chooses = self._policy is not None and self._policy.chooses_homes
-        return chooses and self.homes_by_table
-
-    @property
-    def homes_by_table(self) -> bool:
-        return self._config.home == "memory"
-
-    @property
-    def all_mapped(self) -> bool:
-        return self._config.home == "mapped"
+    def _has_counted(self) -> bool:
+        """Whether any lookup is in the profile of the last plan."""
+        assert self.profile is not None  # without one a plan is saved, and so a policy's
+        return any(rows.lookups for rows in self.profile.rows.values())
 
     def order(self, loader: Any, rank: int, world_size: int, own: OwnBatches | None = None) -> Any:
         """Hot and normal batches of the same samples."""
@@ -184,6 +325,16 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
         hot = hot_counts(batches, HotRows(self.tier_plan, self.features_of))
         return share_to_come(hot, list(map(len, batches)), self._config.window, world_size)
+
+    @property
+    def features_of(self) -> Mapping[str, Sequence[str]]:
+        """The features of each table in collections that have tiers, tables left out among them."""
+        modules = {self._every[name].module for name in self._table_plans}
+        return {
+            name: table.features
+            for name, table in self._every.items()
+            if table.module in modules and name not in self._apart
+        }
 
     def notices(self) -> Sequence[Notice]:
         found = list(super().notices())
@@ -300,157 +451,6 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def _table_plans(self) -> Mapping[str, TablePlan]:
         """The tables with tiers in the last plan."""
         return self.tier_plan.tables if self.tier_plan else {}
-
-    @property
-    def features_of(self) -> Mapping[str, Sequence[str]]:
-        """The features of each table in collections that have tiers, tables left out among them."""
-        modules = {self._every[name].module for name in self._table_plans}
-        return {
-            name: table.features
-            for name, table in self._every.items()
-            if table.module in modules and name not in self._apart
-        }
-
-    def _looked_up_apart(self, plan: ShardingPlan) -> frozenset[str]:
-        """The data-parallel tables of a collection whose planned ones are all pooled and coalesced:
-        then they are in a module apart, which sends nothing, and no hot step skips it."""
-        planned = self._table_plans
-        in_one = {
-            self._every[name].module
-            for name, one in planned.items()
-            if one.coalesce == "none" or not self._every[name].pooled
-        }
-        found = set()
-        for path in plan.plan.keys() - in_one:
-            tables: Any = plan.plan[path]
-            for name in tables.keys() & self._every.keys() - planned.keys():
-                if tables[name].sharding_type == "data_parallel":
-                    found.add(name)
-        return frozenset(found)
-
-    def home(self, topology: Topology) -> Topology:
-        return seen_from(self._config.home, topology)
-
-    def tables(self, model: nn.Module) -> Mapping[str, ModelTable]:
-        if self._policy is not None:
-            return self._policy.tables(model)
-        return model_tables(model, self._config.tables, where="cache.tables")
-
-    def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
-        return super().no_tables(every) if self._policy is None else self._policy.no_tables(every)
-
-    def hottest_rows(self, table: str, rows: RowDistribution, count: int) -> Integers:
-        if self._policy is not None:
-            return self._policy.hottest_rows(table, rows, count)
-        return super().hottest_rows(table, rows, count)
-
-    def choose(
-        self,
-        model: nn.Module,
-        tables: Mapping[str, SequenceTable],
-        topology: Topology,
-        world_size: int,
-    ) -> ChosenSizes:
-        self._on = Cluster.of(topology, world_size)
-        self._memory = DeviceMemory.of(
-            model,
-            topology,
-            world_size,
-            device=self.context.device,
-            memory_gb=self._config.memory_gb,
-            reserve=self.others.reserve,
-            fused=None if self._config.home == "mapped" else self.fused,
-            hosted=tables if self._config.home == "host" else (),
-        )
-        if self._policy is None:
-            chosen = self._sized(tables, self._on, self._memory)
-        else:
-            chosen = self._planned(self._policy, model, tables, topology, world_size)
-        if self._config.hot_batches and (line := memory_of_hot_rows(tables, chosen.sizes)):
-            chosen = dataclasses.replace(chosen, reason=f"{chosen.reason}\n{line}")
-        return self._from_host(chosen, tables, topology) if self._config.home == "host" else chosen
-
-    def _from_host(
-        self, chosen: ChosenSizes, tables: Mapping[str, SequenceTable], topology: Topology
-    ) -> ChosenSizes:
-        """The choice, and why each table has the kernel by which it is served from host memory."""
-        assert self._memory is not None
-        self.served = ServingKernels.of(
-            chosen.report.ledger,
-            self.found,
-            capacity=self._memory.capacity,
-            sample_bytes=sample_bytes(self._config, MergedRows.of(tables))[0],
-            fused=self.fused,
-            algorithm=self._config.cache_algorithm or "lru",
-            host_memory_gb=topology.host_memory_gb,
-        )
-        return dataclasses.replace(chosen, reason=f"{chosen.reason}\n{self.served.reason}")
-
-    def profiled(self) -> Profile:
-        """The profile; one without lookups, where re-tiering is to learn them."""
-        given = self.profile_path is not None or self.context.profile is not None
-        if given or self.num_profile_batches != 0 or self._policy is not None:
-            return super().profiled()
-        ids = np.empty(0, np.int64)
-        found = self.found.items()
-        return Profile(
-            rows={name: RowDistribution.of([t.num_rows], [0.0], ids=ids) for name, t in found}
-        )
-
-    def hotter(self, batches: Iterable[Batch]) -> TierPlan:
-        """The first time, if nothing was counted, the plan has as many rows as these batches ask
-        for, of the tables that were sharded for that."""
-        if self._policy is not None or self._has_counted:
-            return super().hotter(batches)
-        assert self.tier_plan is not None  # `retier` asked for a plan
-        assert self._on is not None
-        assert self._memory is not None
-        found = {name: self.found[name] for name in self.tier_plan.tables}
-        counted = {name: table.counted for name, table in found.items()}
-        self.profile = profile_batches(batches, counted, features=self.context.features)
-        tables = {name: table.with_rows(self.profile[name]) for name, table in found.items()}
-        chosen = self._sized(tables, self._on, self._memory)
-        self.report, self.explanation = chosen.report, chosen.reason
-        return tier_plan(tables, chosen.sizes, self._on, self.hottest_rows)
-
-    @property
-    def begins_empty(self) -> bool:
-        planned = self.tier_plan is not None and self._policy is None
-        # Only rank 0 has a profile, and gives notices.
-        return planned and self.profile is not None and not self._has_counted
-
-    @property
-    def _has_counted(self) -> bool:
-        """Whether any lookup is in the profile of the last plan."""
-        assert self.profile is not None  # without one a plan is saved, and so a policy's
-        return any(rows.lookups for rows in self.profile.rows.values())
-
-    def _planned(
-        self,
-        policy: TierPlanner,
-        model: nn.Module,
-        tables: Mapping[str, SequenceTable],
-        topology: Topology,
-        world_size: int,
-    ) -> ChosenSizes:
-        """The plan that the sharding slot's planner makes of the tables."""
-        policy.fused, policy.carried = self.fused, self.carried
-        chosen = policy.choose(model, tables, topology, world_size)
-        config = self._config
-        return dataclasses.replace(
-            chosen,
-            reason=f"scars: size plan, as sharding: {policy.name} has it\n{chosen.reason}",
-            forced=chosen.forced or config.force or config.home != "memory",
-        )
-
-    def _sized(
-        self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
-    ) -> ChosenSizes:
-        """The number of rows of each that are cached, and why."""
-        prices = self.prices(tables, cluster)
-        # `recd advise` asks again for registries that differ in other things.
-        asked = ScarsPlanner, *tables.items(), prices, memory, repr(self._config)
-        return remembered(asked, lambda: cached_rows(self._config, tables, prices, memory))
 
 
 def memory_of_hot_rows(tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]) -> str:
