@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan, shares_of_replicated
+from recd_plugins.planning.tier_plan import Rows, TablePlan, TierPlan, shares_of_replicated
 from recd_plugins.tiers.collectives import Nodes, Peers
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.router import Router
@@ -150,23 +150,24 @@ class GroupReplicas:
         """The replicas that the plan names of the group's tables; they hold no rows yet."""
         device, ranks = group.like.device, nodes.ranks_per_node
         plans = [plan.tables.get(name, TablePlan(table=name)) for name in group.tables]
-        replicated, per_node = (
-            tuple(
+
+        def of_tables(tier: Sequence[Rows]) -> tuple[TierRows, ...]:
+            return tuple(
                 TierRows(home, torch.from_numpy(np.sort(rows)).to(device))
                 for home, rows in zip(group.homes, tier, strict=True)
             )
-            for tier in ([one.replicated for one in plans], [one.per_node for one in plans])
-        )
-        rows = tuple([table.rows for table in tier] for tier in (replicated, per_node))
+
+        replicated = of_tables([one.replicated for one in plans])
+        per_node = of_tables([one.per_node for one in plans])
+        everywhere, in_nodes = ([table.rows for table in tier] for tier in (replicated, per_node))
+        shares = shares_of_replicated(nodes.n_nodes, ranks)
         return cls(
             group=group,
-            router=Router(group.num_rows, rows[0], rows[1], device),
+            router=Router(group.num_rows, everywhere, in_nodes, device),
             replicated_rows=replicated,
             per_node_rows=per_node,
-            replicated_layout=TierLayout(
-                sum(map(len, rows[0])), shares_of_replicated(nodes.n_nodes, ranks)
-            ),
-            per_node_layout=TierLayout(sum(map(len, rows[1])), ranks),
+            replicated_layout=TierLayout(sum(map(len, everywhere)), shares),
+            per_node_layout=TierLayout(sum(map(len, in_nodes)), ranks),
         )
 
 

@@ -166,7 +166,7 @@ class RowOptimizer:
                 state.addcmul_(gradients, gradients)
                 step = gradients * (rate / (state.sqrt() + self.eps))
             case "rowwise_adagrad":
-                step = self._rowwise_adagrad(rows, state, gradients)
+                step = self._rowwise_step(rows, state, gradients)
             case _:
                 rows.sub_(self._direction(rows, state, gradients), alpha=rate)
                 return
@@ -178,8 +178,8 @@ class RowOptimizer:
             norms = stored.norm(dim=1, keepdim=True)
             rows.copy_(torch.where(norms > self.max_norm, stored * (self.max_norm / norms), stored))
 
-    def _rowwise_adagrad(self, rows: Tensor, state: Tensor, gradients: Tensor) -> Tensor:
-        """Decay the rows, and return what is then to be taken off them."""
+    def _rowwise_step(self, rows: Tensor, state: Tensor, gradients: Tensor) -> Tensor:
+        """Decay the rows as row-wise Adagrad does, and return what is then to be taken off them."""
         decay, rate = self.weight_decay, self.learning_rate
         whole = gradients + decay * rows if self.decay == "l2" else gradients
         state += whole.square().mean(dim=1, keepdim=True)
