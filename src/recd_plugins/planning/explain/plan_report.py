@@ -42,53 +42,6 @@ LEAST_MS = 1e-4
 """Milliseconds that are shown: a topology that nobody measured has lookups of next to none."""
 
 
-class TierReport(NamedTuple):
-    """One tier of one table."""
-
-    rows: int
-    share: float
-    """The share of the table's lookups."""
-    memory: float
-    """Bytes a rank, static and dynamic."""
-    ms: float
-    """Milliseconds of a step, latencies aside."""
-    interval: tuple[float, float]
-    """Between what and what the share will lie."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Considered:
-    """One way of a collection's tables, the other collections as they were chosen."""
-
-    way: str
-    """The way in words."""
-    ms: float
-    """Milliseconds of a step."""
-    exchanged: float
-    """Bytes that a rank hands to collectives, on average."""
-    memory: float
-    """Bytes a rank over TorchRec's own plan."""
-    fits: bool
-    """Whether it is within the budget, and exchanges no more than TorchRec's own plan."""
-    chosen: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frontier:
-    """The trade of memory against time along which a plan lies (figure 5)."""
-
-    memory: Floats
-    """[n] extra bytes a rank over all-RW."""
-    ms: Floats
-    """[n] of a step, latencies aside."""
-
-    def points(self, most: int = 200) -> list[tuple[float, float]]:
-        """(memory, ms) of some of it, ends included."""
-        last = len(self.memory) - 1
-        at = np.unique(np.linspace(0, last, min(most, last + 1)).astype(np.int64))
-        return list(zip(self.memory[at].tolist(), self.ms[at].tolist(), strict=True))
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """A ledger, what it is compared with, and the plans beside it."""
@@ -266,13 +219,23 @@ class PlanReport:
         }
 
     def _totals(self) -> Iterator[str]:
-        base, plan = self.torchrec, self.ledger
-        before, after = base.ms_by_collective, plan.ms_by_collective
-        yield "; ".join(
+        yield self._ms_by_link()
+        yield self._expected_step()
+        yield from self._memory()
+
+    def _ms_by_link(self) -> str:
+        """What each link is used for by TorchRec's own plan, and by this one."""
+        before, after = self.torchrec.ms_by_collective, self.ledger.ms_by_collective
+        return "; ".join(
             f"{LINKS[name]} {before[name]:.3g} -> {after[name]:.3g} ms"
             for name in LINKS
             if max(before[name], after[name]) >= LEAST_MS
         )
+
+    def _expected_step(self) -> str:
+        """The time of a step and its bytes between nodes, beside those of the plans that this one
+        is compared with."""
+        base, plan = self.torchrec, self.ledger
         others = [
             (f"{name} ({ledger.ms:.3g})", ledger)
             for name, ledger in (
@@ -284,11 +247,16 @@ class PlanReport:
         ]
         words = [compared(plan.ms, ledger.ms, name) for name, ledger in others]
         sent = [in_bytes(ledger.cost.between_nodes) for _, ledger in others]
-        yield (
+        return (
             f"expected step: {plan.ms:.3g} ms, {', '.join(words[:-1])} and {words[-1]}; "
             f"{in_bytes(plan.cost.between_nodes)} between nodes, against "
             f"{', '.join(sent[:-1])} and {sent[-1]}"
         )
+
+    def _memory(self) -> Iterator[str]:
+        """What this plan takes over TorchRec's own one, and what its routers take where that is
+        much."""
+        base, plan = self.torchrec, self.ledger
         extra = plan.memory - base.memory
         whom = "TorchRec's own plan" if self._knows_torchrec else "row-wise"
         stays = plan.static_memory - base.static_memory
@@ -322,6 +290,53 @@ class PlanReport:
                 )
             yield from aligned(rows)
             yield _won(path or "tables", every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Considered:
+    """One way of a collection's tables, the other collections as they were chosen."""
+
+    way: str
+    """The way in words."""
+    ms: float
+    """Milliseconds of a step."""
+    exchanged: float
+    """Bytes that a rank hands to collectives, on average."""
+    memory: float
+    """Bytes a rank over TorchRec's own plan."""
+    fits: bool
+    """Whether it is within the budget, and exchanges no more than TorchRec's own plan."""
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """The trade of memory against time along which a plan lies (figure 5)."""
+
+    memory: Floats
+    """[n] extra bytes a rank over all-RW."""
+    ms: Floats
+    """[n] of a step, latencies aside."""
+
+    def points(self, most: int = 200) -> list[tuple[float, float]]:
+        """(memory, ms) of some of it, ends included."""
+        last = len(self.memory) - 1
+        at = np.unique(np.linspace(0, last, min(most, last + 1)).astype(np.int64))
+        return list(zip(self.memory[at].tolist(), self.ms[at].tolist(), strict=True))
+
+
+class TierReport(NamedTuple):
+    """One tier of one table."""
+
+    rows: int
+    share: float
+    """The share of the table's lookups."""
+    memory: float
+    """Bytes a rank, static and dynamic."""
+    ms: float
+    """Milliseconds of a step, latencies aside."""
+    interval: tuple[float, float]
+    """Between what and what the share will lie."""
 
 
 def _coverage(rows: RowDistribution) -> list[tuple[int, float]]:
