@@ -37,25 +37,6 @@ from recd_plugins.tiers.tiers import Tiers
 __all__ = ["TierRowBagCollection", "is_coalesced"]
 
 
-class _RowsOfDimension(TierEmbeddingCollection):
-    """The tables of one dimension, whose rows come one by one, to be pooled."""
-
-    def __init__(
-        self, module: EmbeddingCollection, divisors: Mapping[str, Divisor], **options: Any
-    ) -> None:
-        """`divisors` are those of tables' sums."""
-        super().__init__(module, **options)
-        self._divisors = [divisors.get(feature.table) for feature in self.tiers.features]
-        for _, kernel in optimizer_of(self).optimizers:
-            kernel.params = {_of_bags(key): weight for key, weight in kernel.params.items()}
-
-    def _joined(
-        self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
-    ) -> LazyAwaitable[Any]:
-        assert ctx.update is not None
-        return PooledRows(self.tiers, ctx.update, home, self._divisors)
-
-
 class TierRowBagCollection(ShardedParts):
     """A part for each dimension, since TorchRec's sequences have one; as a whole it looks like
     TorchRec's module.
@@ -88,22 +69,15 @@ class TierRowBagCollection(ShardedParts):
         summed = [config for config in configs if config not in travelling]
         row_wise = summed_in_parts(parameters) | {config.name for config in travelling}
         divisors = divisors_of(configs, row_wise)
-        rows = [
-            _RowsOfDimension(
-                sequences_of(module, tables),
-                divisors=divisors,
-                parameters={name: parameters[name] for name in tables},
-                env=env,
-                **tiers,
-                **options,
-            )
-            for tables in _by_dimension(travelling)
-        ]
-        parts: list[Any] = [*rows]
+        rows = _rows_of(
+            module, travelling, parameters, env, divisors=divisors, tiers=tiers, **options
+        )
         keys = dict(zip((c.name for c in configs), _keys(configs), strict=True))
+        parts: list[Any] = [*rows]
         self._names: list[Mapping[Any, str]] = [
             {one: keys[one.table][one.feature] for one in part.tiers.features} for part in rows
         ]
+        """For each part, the key of the whole output for each of its own."""
         if summed:
             parts.append(
                 _sums_of(module, summed, parameters, env, divisors=divisors, tiers=tiers, **options)
@@ -145,6 +119,49 @@ class TierRowBagCollection(ShardedParts):
         return RowBagsAwaitable(parts, self._names, self._keys)
 
 
+class _RowsOfDimension(TierEmbeddingCollection):
+    """The tables of one dimension, whose rows come one by one, to be pooled."""
+
+    def __init__(
+        self, module: EmbeddingCollection, divisors: Mapping[str, Divisor], **options: Any
+    ) -> None:
+        """`divisors` are those of tables' sums."""
+        super().__init__(module, **options)
+        self._divisors = [divisors.get(feature.table) for feature in self.tiers.features]
+        for _, kernel in optimizer_of(self).optimizers:
+            kernel.params = {_of_bags(key): weight for key, weight in kernel.params.items()}
+
+    def _joined(
+        self, ctx: TierSequenceContext, home: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[Any]:
+        assert ctx.update is not None
+        return PooledRows(self.tiers, ctx.update, home, self._divisors)
+
+
+def _rows_of(
+    module: EmbeddingBagCollection,
+    configs: Sequence[EmbeddingBagConfig],
+    parameters: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    *,
+    divisors: Mapping[str, Divisor],
+    tiers: Mapping[str, Any],
+    **options: Any,
+) -> list[_RowsOfDimension]:
+    """The parts of the tables whose rows travel, one for each dimension."""
+    return [
+        _RowsOfDimension(
+            sequences_of(module, tables),
+            divisors=divisors,
+            parameters={name: parameters[name] for name in tables},
+            env=env,
+            **tiers,
+            **options,
+        )
+        for tables in _by_dimension(configs)
+    ]
+
+
 def _sums_of(
     module: EmbeddingBagCollection,
     configs: Sequence[EmbeddingBagConfig],
@@ -167,15 +184,16 @@ def _sums_of(
     return part
 
 
-def is_coalesced(plan: TierPlan, table: str) -> bool:
-    return table in plan.tables and plan.tables[table].coalesce != "none"
-
-
 def _by_dimension(configs: Sequence[EmbeddingBagConfig]) -> list[list[str]]:
     tables: dict[int, list[str]] = {}
     for config in configs:
         tables.setdefault(config.embedding_dim, []).append(config.name)
     return list(tables.values())
+
+
+def _of_bags(name: str) -> str:
+    """`embeddings.NAME.weight` as an EmbeddingBagCollection has it."""
+    return "embedding_bags." + name.removeprefix("embeddings.")
 
 
 def _keys(configs: Sequence[EmbeddingBagConfig]) -> list[dict[str, str]]:
@@ -186,6 +204,5 @@ def _keys(configs: Sequence[EmbeddingBagConfig]) -> list[dict[str, str]]:
     ]
 
 
-def _of_bags(name: str) -> str:
-    """`embeddings.NAME.weight` as an EmbeddingBagCollection has it."""
-    return "embedding_bags." + name.removeprefix("embeddings.")
+def is_coalesced(plan: TierPlan, table: str) -> bool:
+    return table in plan.tables and plan.tables[table].coalesce != "none"
