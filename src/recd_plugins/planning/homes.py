@@ -36,10 +36,10 @@ __all__ = [
     "MayLeave",
     "boundless",
     "fewest",
-    "in_memory",
     "in_words",
     "may_leave",
     "with_less_memory",
+    "without_advice",
 ]
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ class Homes:
             f"{self._slot}: {self._name}: no table may lie in mapped files, for its optimizer, its "
             f"rows per rank, its variable batch, the constraints, {self._options_in}.tables or an "
             "fbgemm older than 1.7. "
-            f"{in_memory(lacking)}"
+            f"{without_advice(lacking)}"
         )
 
     def empty_somewhere(
@@ -325,6 +325,6 @@ def in_words(
     yield from aligned([head, *rows])
 
 
-def in_memory(error: RecdError) -> str:
+def without_advice(error: RecdError) -> str:
     """What an error says, without the advice to have tables lie in mapped files."""
     return shortened(error.message) if isinstance(error, CapabilityError) else str(error)

@@ -5,7 +5,7 @@ has 128 GB of the one and 32 GB of the other."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.planning.planner_bases import Tiered
@@ -13,7 +13,7 @@ from recd_plugins.planning.replica_factor import state_bytes
 from recd_plugins.planning.sharders import fused_by_table, sharded_modules
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 __all__ = ["bytes_held", "most_on_a_device"]
@@ -40,20 +40,18 @@ def bytes_held(
         in_files = planner.mapped
     fused = fused_by_table(model, sharders)
     size = 0.0
-    for path, module, sharder in sharded_modules(model, sharders):
-        places: Any = plan.plan.get(path, {})
-        for name, table in sharder.shardable_parameters(module).items():
-            if name not in places or name in in_files:
-                continue
-            spec, element = places[name].sharding_spec, table.element_size()
-            if spec is None:
-                size += len(ranks) * WITH_GRADIENT * table.numel() * element
-                continue
-            for shard in () if all_mapped else spec.shards:
-                rows, columns = shard.shard_sizes
-                here = shard.placement.rank() in ranks and shard.placement.device().type == "cpu"
-                if here and columns:
-                    size += rows * (columns * element + state_bytes(fused[name], columns))
+    for name, table, place in _placed(plan, model, sharders):
+        if name in in_files:
+            continue
+        spec, element = place.sharding_spec, table.element_size()
+        if spec is None:
+            size += len(ranks) * WITH_GRADIENT * table.numel() * element
+            continue
+        for shard in () if all_mapped else spec.shards:
+            rows, columns = shard.shard_sizes
+            here = shard.placement.rank() in ranks and shard.placement.device().type == "cpu"
+            if here and columns:
+                size += rows * (columns * element + state_bytes(fused[name], columns))
     return size
 
 
@@ -66,22 +64,29 @@ def most_on_a_device(
     every, each = 0.0, Counter[int]()
     if isinstance(planner, Tiered) and planner.tier_plan is not None and planner.report is not None:
         every += planner.report.ledger.replica_memory
+    for name, table, place in _placed(plan, model, sharders):
+        spec, element = place.sharding_spec, table.element_size()
+        if spec is None:
+            every += WITH_GRADIENT * table.numel() * element
+            continue
+        here = _share_on_device(place)
+        for shard in spec.shards:
+            rows, columns = shard.shard_sizes
+            if columns and shard.placement.device().type == "cuda":
+                width = columns * element + state_bytes(fused[name], columns)
+                each[shard.placement.rank()] += int(here * rows * width)
+    return every + max(each.values(), default=0)
+
+
+def _placed(
+    plan: ShardingPlan, model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Iterator[tuple[str, Tensor, Any]]:
+    """Each table that the plan places, by name, and its ParameterSharding."""
     for path, module, sharder in sharded_modules(model, sharders):
         places: Any = plan.plan.get(path, {})
         for name, table in sharder.shardable_parameters(module).items():
-            if name not in places:
-                continue
-            spec, element = places[name].sharding_spec, table.element_size()
-            if spec is None:
-                every += WITH_GRADIENT * table.numel() * element
-                continue
-            here = _share_on_device(places[name])
-            for shard in spec.shards:
-                rows, columns = shard.shard_sizes
-                if columns and shard.placement.device().type == "cuda":
-                    width = columns * element + state_bytes(fused[name], columns)
-                    each[shard.placement.rank()] += int(here * rows * width)
-    return every + max(each.values(), default=0)
+            if name in places:
+                yield name, table, places[name]
 
 
 def _share_on_device(place: Any) -> float:

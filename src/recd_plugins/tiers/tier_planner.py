@@ -37,7 +37,7 @@ from recd_plugins.planning.answers import (
 )
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.cost import Prices, Pricing, priced
-from recd_plugins.planning.homes import Homes, in_memory
+from recd_plugins.planning.homes import Homes, without_advice
 from recd_plugins.planning.kernels_without_rows import without_rows
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
@@ -546,11 +546,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         try:
             others, plan = homes.plan_beside(others, self._replica_bytes, self.fused)
         except RecdError as error:
-            if self.chooses_homes and not self._held and in_memory(error) != str(error):
+            if self.chooses_homes and not self._held and without_advice(error) != str(error):
                 raise homes.none_may_leave(error) from error
             if not self.chooses_homes or not self._held:
                 raise
-            why = f"{self.name}: {in_memory(error)} All is left to the planner behind."
+            why = f"{self.name}: {without_advice(error)} All is left to the planner behind."
             return others, None, why
         if homes.lacking is not None:
             # Tables whose rows travel may be in a module of their own, and look up there.
