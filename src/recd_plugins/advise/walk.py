@@ -356,18 +356,9 @@ class _OnTheWay:
                     one.claim, addition=dataclasses.replace(one.claim.addition, add=add)
                 )
                 kept = one.verdict == "kept"
-                rest = [*(other for other in self._kept if other is not one.claim), varied]
-                before_it = [] if kept else self._left_out_before(one.claim)
-                for also in ([], before_it) if before_it else ([],):
-                    trial = in_order([*rest, *also])
-                    outlook = self._having(trial, noted=False)
-                    if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
-                        continue
-                    is_worth_it = self._goal.is_better if kept else self._goal.pays
-                    if is_worth_it(outlook, self.best):
-                        break
-                else:
+                if (found := self._with_variant(one.claim, varied, kept=kept)) is None:
                     continue
+                trial, also, outlook = found
                 for other in also:
                     self._settle(other, "kept", f"{one.name} in another way pays with it")
                 gain = self._goal.gain(outlook, self.best)
@@ -383,6 +374,23 @@ class _OnTheWay:
         if self._varied:
             for other in self._kept:  # it was weighed beside the earlier way of another
                 self._note_loss(other, None)
+
+    def _with_variant(
+        self, claim: ClaimedAddition, varied: ClaimedAddition, *, kept: bool
+    ) -> tuple[list[ClaimedAddition], list[ClaimedAddition], Outlook] | None:
+        """What is kept with an addition `varied`, those of it that were left out before, and its
+        outlook; None if that does not pay, with those or without."""
+        rest = [*(other for other in self._kept if other is not claim), varied]
+        before_it = [] if kept else self._left_out_before(claim)
+        is_worth_it = self._goal.is_better if kept else self._goal.pays
+        for also in ([], before_it) if before_it else ([],):
+            trial = in_order([*rest, *also])
+            outlook = self._having(trial, noted=False)
+            if isinstance(outlook, NotHere) or not self._goal.fits(outlook, self._base):
+                continue
+            if is_worth_it(outlook, self.best):
+                return trial, also, outlook
+        return None
 
     def _keep(
         self, claim: ClaimedAddition, every: Sequence[ClaimedAddition], outlook: Outlook
