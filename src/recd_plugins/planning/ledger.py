@@ -79,6 +79,7 @@ class Entry:
 
 NONE = Entry(rows=0, share=0.0, cost=Cost())
 """The entry of a tier that has no rows."""
+NO_REPLICAS: Mapping[TierName, Entry] = {"replicated": NONE, "per_node": NONE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,43 +98,18 @@ class TableLedger:
         of the bags which have a row without a replica."""
         # Planners price the same sizes for different searches and reports.
         asked = TableLedger, table, sizes, prices, share
-        return remembered(asked, lambda: cls._made(table, sizes, prices, share))
+        return remembered(asked, lambda: cls._priced(table, sizes, prices, share))
 
     @classmethod
-    def _made(
+    def _priced(
         cls, table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
     ) -> TableLedger:
-        rows, width = table.rows, table.width
         if sizes.as_torchrec and table.shards is not None:
             cost = sharded_cost(prices, table, table.shards)
-            whole = Entry(rows=rows.num_rows, share=1.0, cost=cost)
-            return cls(
-                table=table,
-                sizes=sizes,
-                entries={"replicated": NONE, "per_node": NONE, "home": whole},
-            )
-        pooled = int(bool(table.bags) and sizes.coalesce != "none")
-        hot, warm, every = sizes.replicated, sizes.replicated + sizes.per_node, rows.num_rows
-
-        def entry(first: int, last: int, cost: Cost, samples: int = 0) -> Entry:
-            kept = rows.within(first, last)
-            share = float(kept @ rows.p) / max(rows.lookups, TINY)
-            touched = float(kept @ rows.appear(samples)) if samples else 0.0
-            return Entry(rows=int(kept.sum()), share=share, cost=cost, touched=touched)
-
-        samples = prices.batch_size * prices.cluster.world_size
-
-        entries: dict[TierName, Entry] = {"replicated": NONE, "per_node": NONE}
-        if sizes.replicated:
-            part = rows.part(0, hot)
-            priced = prices.replicated(part, width, pooled)
-            entries["replicated"] = entry(0, hot, priced.total(part.counts), samples)
-        if sizes.per_node:
-            part = rows.part(hot, warm)
-            priced = prices.per_node(part, width, sizes.coalesce, pooled)
-            entries["per_node"] = entry(hot, warm, priced.total(part.counts), samples)
-        cost = home_cost(table, sizes, prices, share)
-        entries["home"] = entry(warm, every, cost)
+            whole = Entry(rows=table.rows.num_rows, share=1.0, cost=cost)
+            entries: Mapping[TierName, Entry] = {**NO_REPLICAS, "home": whole}
+        else:
+            entries = _entries(table, sizes, prices, share)
         return cls(table=table, sizes=sizes, entries=entries)
 
     def interval(self, tier: TierName) -> tuple[float, float]:
@@ -141,9 +117,8 @@ class TableLedger:
         rows, sizes, share = self.table.rows, self.sizes, self.entries[tier].share
         if sizes.as_torchrec:
             return share, share
-        hot, warm = sizes.replicated, sizes.replicated + sizes.per_node
-        ends = {"replicated": (0, hot), "per_node": (hot, warm), "home": (warm, rows.num_rows)}
-        wide = np.hypot(*(np.ptp(rows.interval(end)) / 2 for end in ends[tier])).item()
+        ends = _ends(sizes, rows.num_rows)[tier]
+        wide = np.hypot(*(np.ptp(rows.interval(end)) / 2 for end in ends)).item()
         return max(share - wide, 0.0), min(share + wide, 1.0)
 
     @cached_property
@@ -436,6 +411,44 @@ class Ledger:
     @cached_property
     def _replica_cost(self) -> Cost:
         return Cost.of_all(one.replica_cost for one in self.tables.values() if one.has_replicas)
+
+
+def _entries(
+    table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
+) -> dict[TierName, Entry]:
+    """The entry of each tier of a row-wise table; `share` is as in `TableLedger.of`."""
+    rows, width = table.rows, table.width
+    pooled = int(bool(table.bags) and sizes.coalesce != "none")
+    ends = _ends(sizes, rows.num_rows)
+    every_rank = prices.batch_size * prices.cluster.world_size
+
+    def entry(tier: TierName, cost: Cost, samples: int = 0) -> Entry:
+        kept = rows.within(*ends[tier])
+        share = float(kept @ rows.p) / max(rows.lookups, TINY)
+        touched = float(kept @ rows.appear(samples)) if samples else 0.0
+        return Entry(rows=int(kept.sum()), share=share, cost=cost, touched=touched)
+
+    found = dict(NO_REPLICAS)
+    if sizes.replicated:
+        part = rows.part(*ends["replicated"])
+        cost = prices.replicated(part, width, pooled).total(part.counts)
+        found["replicated"] = entry("replicated", cost, every_rank)
+    if sizes.per_node:
+        part = rows.part(*ends["per_node"])
+        cost = prices.per_node(part, width, sizes.coalesce, pooled).total(part.counts)
+        found["per_node"] = entry("per_node", cost, every_rank)
+    found["home"] = entry("home", home_cost(table, sizes, prices, share))
+    return found
+
+
+def _ends(sizes: TableSizes, num_rows: int) -> dict[TierName, tuple[int, int]]:
+    """The first row of each tier, and the one after its last, counted from the hottest on."""
+    replicated, copied = sizes.replicated, sizes.replicated + sizes.per_node
+    return {
+        "replicated": (0, replicated),
+        "per_node": (replicated, copied),
+        "home": (copied, num_rows),
+    }
 
 
 def travelling_shares(
