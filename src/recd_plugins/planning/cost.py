@@ -1,5 +1,4 @@
-"""The cost of rows: FlexShard's six metrics (its tables 2 and 3) for each way to place a row, and
-what coalescing makes of them.
+"""The cost of rows: FlexShard's six metrics (tables 2 and 3), and what coalescing makes of them.
 
 In the formulas a row has r bytes and p, q = its expected lookups and its chance to appear in a
 sample; B samples a rank, U = N * W ranks in N nodes of W. appears(n) = 1 - (1 - q)^n. Prices are

@@ -199,19 +199,20 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         constraints = self._constraints_beside(held, others, model, ranks, unnamed)
         if not self._row_wise:
             self._small = self._smaller_than_a_batch(model, ranks, constraints, unnamed)
-        chosen = (
+        seen = [*_seen_of(model, ranks.sharders)]
+        asked = (
             self._config,
             sorted(self._row_wise.items()),
             held,
             sorted(others),
             sorted(self._in_files),
+            *(on, topology, device, world_size, self._batch_size),
+            sorted(constraints.items()),
+            *seen,
         )
-        where = (on, topology, device, world_size, self._batch_size)
-        seen = [*_asked_of(model, ranks.sharders)]
         # A search takes seconds for a hundred tables.
         plan, self._explanation = remembered(
-            repr((*chosen, *where, sorted(constraints.items()), *seen)),
-            lambda: self._planned(model, ranks, on, constraints, others),
+            repr(asked), lambda: self._planned(model, ranks, on, constraints, others)
         )
         kinds, named = sharding_types(plan), frozenset(fused.keys() - set(unnamed))
         self._beside = BesidePlain(
@@ -512,7 +513,7 @@ def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
     )
 
 
-def _asked_of(
+def _seen_of(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> Iterator[tuple[Any, ...]]:
     """The model as TorchRec's planner sees it: its tables, their sharders and how they are

@@ -172,11 +172,9 @@ class _JoinRows(Function):
 
 
 def _joined_rows(home: Tensor, anchor: Tensor, sources: _Sources, update: GroupUpdate) -> Tensor:
-    """[N, D], in the order of the ids. Backward yields the gradient of `home` [u, D] to TorchRec,
-    and hands that of the replicas to the update.
-
-    `anchor` requires a gradient (which never comes), so that backward gets here on every rank.
-    """
+    """[N, D], in the order of the ids. Backward, which the `anchor` brings here on every rank,
+    yields the gradient of `home` [u, D] to TorchRec, and hands that of the replicas to the
+    update."""
     rows: Tensor = _JoinRows.apply(home, anchor, sources, update)
     return rows
 

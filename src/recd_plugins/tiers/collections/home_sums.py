@@ -63,7 +63,7 @@ class SumsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable
             groups=[GroupBags.of(batch, group, rows_come=False) for group in batch.groups],
             update=self._update,
         )
-        # `anchor` brings backward here on every rank, as in `PooledRows`.
+        # The anchor brings backward here on every rank.
         values = _AddSums.apply(home.values(), self._tiers.anchor, output)
         return KeyedTensor(keys=home.keys(), length_per_key=home.length_per_key(), values=values)
 

@@ -51,8 +51,8 @@ class PooledRows(LazyAwaitable[Mapping[TableFeature, Tensor]]):
         for number, group in enumerate(batch.groups):
             own = slice(group.first_feature, group.first_feature + len(group.segments.lengths))
             features = self._tiers.features[own]
-            # `anchor` requires a gradient (which never comes), so backward gets here on every rank:
-            # it hands the gradient of the rows to TorchRec and accumulates that of the replicas.
+            # Backward, which the anchor brings here on every rank, hands the gradient of the rows
+            # to TorchRec and accumulates that of the replicas.
             bags: Tensor = _PoolRows.apply(
                 rows_from_home(home, [feature.name for feature in features], group),
                 self._tiers.anchor,
