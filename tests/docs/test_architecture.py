@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 HOST = ROOT / "src/recd_plugins"
 TIERS = HOST / "tiers"
 PAGE = ROOT / "docs/architecture.md"
+PLANNING = HOST / "planning"
 MOST_FILES = 14
 
 
@@ -49,3 +50,16 @@ def test_the_walk_names_every_file_from_the_collections_down() -> None:
     assert len(walk) <= MOST_FILES
     folders = [name for name in walk if (TIERS / name).is_dir()]
     assert f"These are {len(walk) - len(folders)} files and {len(folders)} folders" in text
+
+
+def test_a_plans_way_is_the_same_in_the_page_and_in_the_package() -> None:
+    there = {path.stem for path in PLANNING.rglob("[!_]*.py")}
+    there |= {path.parent.name for path in PLANNING.glob("*/__init__.py")}
+    section = PAGE.read_text().partition("## A plan's way")[2].partition("\n## ")[0]
+    page = set(re.findall(r"`(\w+)(?:\.py|/)`", section)) - {"__init__", "planning", "tiers"}
+    assert sorted(page - there) == []
+    guide = ast.get_docstring(ast.parse((PLANNING / "__init__.py").read_text())) or ""
+    steps = re.findall(r"^    .* {2}([a-z_]+(?:, [a-z_]+)*)$", guide, flags=re.MULTILINE)
+    package = {name for step in steps for name in step.split(", ")}
+    assert len(package) > 15
+    assert sorted(package - page) == []
