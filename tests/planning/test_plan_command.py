@@ -261,6 +261,8 @@ def test_a_plan_that_is_not_taken_may_have_homes(folder: Path) -> None:
 def test_explain_prices_a_row_with_its_formulas(folder: Path) -> None:
     result = run(folder, "explain", "--p", "0.01", "--row-bytes", "128")
     assert result.exit_code == 0, result.output
+    for way in ("home", "column_wise", "replicated", "per_node"):  # as the columns are named
+        assert f"The cost of `{way}`, " in result.stdout
     assert (
         "a row of 128 bytes, 0.01 lookups a sample, deduplicated by a factor of 1; 2 nodes of"
         in result.stdout

@@ -18,12 +18,13 @@ LEAST = 1e-12
 def breakpoints(
     merged: MergedRows, offers: Offers, *, tiers: Literal[2, 3], multiple: int
 ) -> tuple[Integers, Integers]:
-    """[T] rows of each table in DP, and in Flex, at no more memory than all-RW.
+    """[T] rows of each table in `replicated`, and in `per_node`, at no more memory than all rows
+    at home.
 
-    Two tiers: rows become DP, in falling p, until they cost in memory what those before them
-    saved, or until they would cost time.
-    Three: DP while a row saves memory (p > p* = (k - 1/U) / B); then Flex until what DP saved is
-    used up, or until Flex costs time.
+    Two tiers: rows become replicated, in falling p, until they cost in memory what those before
+    them saved, or until they would cost time.
+    Three: `replicated` while a row saves memory (p > p* = (k - 1/U) / B); then `per_node` until
+    what `replicated` saved is used up, or until `per_node` costs time.
     Each table's counts are rounded down to a multiple of the world size.
     """
     counts = merged.rows.counts
@@ -33,7 +34,7 @@ def breakpoints(
         taken = _fill(counts, extra[REPLICATED], gain[REPLICATED], 0.0)
         return _rounded(merged, taken, multiple), np.zeros(len(merged.names), np.int64)
     replicated = _rounded(merged, counts * (extra[REPLICATED] < 0), multiple)
-    # Flex may take the rows first that rounding sent back.
+    # `per_node` may take the rows first that rounding sent back.
     hot = _first(merged, replicated)
     left = -float(hot @ extra[REPLICATED])
     per_node = _fill(counts - hot, extra[PER_NODE], gain[PER_NODE], left)

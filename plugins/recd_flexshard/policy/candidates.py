@@ -135,10 +135,10 @@ class Candidates:
 
 
 def allowed_tiers(prices: Prices, tiers: Literal[1, 2, 3]) -> tuple[int, ...]:
-    """The tiers of replicas. Flex differs from DP only where there are several nodes of several
-    ranks."""
+    """The tiers of replicas. `per_node` differs from `replicated` only where there are several
+    nodes of several ranks."""
     if tiers == 1:
         return ()
     cluster = prices.cluster
-    flex = tiers == 3 and cluster.n_nodes > 1 and cluster.ranks_per_node > 1
-    return (REPLICATED, PER_NODE) if flex else (REPLICATED,)
+    per_node = tiers == 3 and cluster.n_nodes > 1 and cluster.ranks_per_node > 1
+    return (REPLICATED, PER_NODE) if per_node else (REPLICATED,)

@@ -41,7 +41,7 @@ def choose(
 ) -> Ledger:
     """The ledger of the sizes that a goal asks for; `budget` is extra bytes a rank.
 
-    memory_neutral     the paper's breakpoints, at no more memory than all-RW
+    memory_neutral     the paper's breakpoints, at no more memory than all rows at home
     budget             the least time within `budget`, which may be negative
     max_memory_saving  each row where it takes the least memory
     min_communication  each row where it takes the least time
@@ -63,8 +63,8 @@ def choose(
         return alone
     if goal == "memory_neutral":
         # Coalescing alone may save memory: neutral is what it is without replicas.
-        flex: Literal[2, 3] = 3 if PER_NODE in allowed else 2
-        found = breakpoints(merged, offers, tiers=flex, multiple=multiple)
+        among: Literal[2, 3] = 3 if PER_NODE in allowed else 2
+        found = breakpoints(merged, offers, tiers=among, multiple=multiple)
     else:
         optimum = Optimum.of(merged, offers, allowed, _base(tables, merged, offers, prices, levels))
         least = float(optimum.memory[0])

@@ -17,7 +17,8 @@ ROW_WISE, PER_NODE, REPLICATED = range(3)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offers:
-    """The cost of R runs in each tier: RW, Flex and DP, in this order."""
+    """The cost of R runs in each tier: `home`, `per_node` and `replicated`, in this
+    order."""
 
     memory: Floats
     """[3, R] bytes per rank for a row of the run."""

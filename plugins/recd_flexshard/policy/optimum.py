@@ -37,7 +37,7 @@ class Optimum:
     tiers: Tiers
     """[S] the tier that it moves to."""
     memory: Floats
-    """[S + 1] bytes a rank after each step, over all-RW without coalescing."""
+    """[S + 1] bytes a rank after each step, over all rows at home without coalescing."""
     ms: Floats
     """[S + 1] milliseconds, latencies aside."""
 
@@ -45,7 +45,7 @@ class Optimum:
     def of(
         cls, merged: MergedRows, offers: Offers, allowed: tuple[int, ...], base: float
     ) -> Optimum:
-        """`allowed` are one or both tiers beside RW; `base` is the memory that counts as 0."""
+        """`allowed` are one or both tiers of replicas; `base` is the memory that counts as 0."""
         counts = merged.rows.counts
         tiers = np.array([ROW_WISE, *allowed])
         memory, ms = offers.memory[tiers], offers.ms[tiers]
@@ -76,7 +76,8 @@ class Optimum:
         )
 
     def at(self, budget: float | None, multiple: int) -> tuple[Integers, Integers]:
-        """[T] rows of each table in DP, and in Flex, within `budget` extra bytes (none: any).
+        """[T] rows of each table in `replicated`, and in `per_node`, within `budget` extra bytes
+        (none: any).
 
         Counts are rounded down to a multiple of the world size.
         """

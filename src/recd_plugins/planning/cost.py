@@ -51,8 +51,8 @@ PAPER_K = 6.25
 Pricing = Literal["ours", "paper"]
 """paper: FlexShard as published (section 4). A row is sent once per access, and the gradients of
 all replicas are all-reduced in every step, whatever it looked up: static communication is r over
-all ranks for DP, r / W across nodes for Flex. ours: a rank asks its node for a row once, and only
-the gradients of rows that a step touched are reduced."""
+all ranks for `replicated`, r / W across nodes for `per_node`. ours: a rank asks its node for a row
+once, and only the gradients of rows that a step touched are reduced."""
 Reduce = Literal["dense", "union", "sparse", "touched"]
 """How gradients of replicas are summed across nodes: of all rows, as data parallelism does it;
 of the rows that any rank touched; by gathering the rows that each node touched; or by
@@ -208,7 +208,7 @@ class Prices:
         pooled: Any = 0,
         mapped: Any = 0,
     ) -> Cost:
-        """The cost in TorchRec's row-wise table (RW): one rank has the row, all others ask for it.
+        """The cost of `home`, TorchRec's row-wise table: one rank has the row, others ask for it.
 
         static_memory   r / U; none where the table is `mapped` (1)
         ids_sent        s
@@ -267,7 +267,7 @@ class Prices:
         return 4 * (1 + self.carried) * sent if self.carried < 1 else 0.0 * sent
 
     def column_wise(self, rows: RowDistribution, width: Any) -> Cost:
-        """The cost in TorchRec's column-wise table (CW): each rank has D / U columns of every row.
+        """The cost of `column_wise`, TorchRec's table of which each rank has D / U columns.
 
         static_memory   r / U
         ids_sent        U pB
@@ -292,7 +292,7 @@ class Prices:
         )
 
     def replicated(self, rows: RowDistribution, width: Any, pooled: Any = 0) -> Cost:
-        """A copy on every rank (DP): lookups stay, gradients are reduced over all ranks.
+        """The cost of `replicated`, a copy on every rank: lookups stay, gradients are reduced.
 
         static_memory   k r
         rows_accessed   pB
@@ -349,7 +349,7 @@ class Prices:
     def per_node(
         self, rows: RowDistribution, width: Any, coalesce: Coalesce = "none", pooled: Any = 0
     ) -> Cost:
-        """A copy in every node, on one of its ranks (Flex).
+        """The cost of `per_node`, a copy in every node, on one of its ranks.
 
         static_memory   k r / W
         ids_sent        s (within the node)
@@ -357,11 +357,14 @@ class Prices:
         dynamic_memory  2 s r; coalesced (2 s + pB) r
         a2a_intra       s (2 r + 8)
         ar_cross        t r / W + b N / 16 W (no bits where the reduce is dense)
-        local           (4 s + 4 v / W) r; coalesced 8 pB r more, as for DP; `pooled` as there
-        summed          4 s r + ((2 + o) v + m) r / W, as for DP where there are not two ranks alone
+        local           (4 s + 4 v / W) r; coalesced 8 pB r more, as in `replicated`; `pooled` as
+                        there
+        summed          4 s r + ((2 + o) v + m) r / W, as in `replicated` where there are more than
+                        two ranks
         marked          b / W; dense none
-        with s = appears(B), or pB where ids are not coalesced; t, v as for DP; and b = 1, but on a
-        CPU min(1, 32 appears(B W)), for there nodes number the rows that they touch, if few.
+        with s = appears(B), or pB where ids are not coalesced; t, v as in `replicated`; and b = 1,
+        but on a CPU min(1, 32 appears(B W)), for there nodes number the rows that they touch, if
+        few.
         """
         accesses = rows.p * self.batch_size
         plain = coalesce == "none" and not self.ask_once

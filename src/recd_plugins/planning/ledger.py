@@ -44,7 +44,7 @@ OPERATIONS: Mapping[str, int] = {
 }
 """Tensor operations of our tiers beside those of row-wise tables, as torch's profiler counts them
 in a step of 2 x 2 ranks whose update is one chunk: views count, operations within others do not.
-Two ranks alone have DP's rows in common. A test counts such steps
+Two ranks alone have the rows of `replicated` in common. A test counts such steps
 (tests/tiers/test_counted_steps.py).
 """
 FURTHER: Mapping[str, int] = {"replicated": 115, "in common": 55, "per_node": 45}
@@ -266,27 +266,28 @@ class Ledger:
 
     @cached_property
     def replica_calls(self) -> dict[str, int]:
-        """Tables of one collection, width and way of coalescing share calls. DP: 4 within the
-        node, for which rows are touched, reduce and gather, or of two ranks alone 2; 2 across.
-        Flex: 1 within the node, gradients to owners, for its lookups ride with the exchange with
-        home; 2 across, and on a CPU 3, since there nodes first say how many rows they touched. Each
-        further chunk is reduced and gathered for itself, which of Flex is a call across. A dense DP
-        reduce is one all-reduce. None within a node of one rank, or across of one node.
+        """Tables of one collection, width and way of coalescing share calls. `replicated`: 4
+        within the node, for which rows are touched, reduce and gather, or of two ranks alone 2; 2
+        across. `per_node`: 1 within the node, gradients to owners, for its lookups ride with the
+        exchange with home; 2 across, and on a CPU 3, since there nodes first say how many rows they
+        touched. Each further chunk is reduced and gathered for itself, which of `per_node` is a
+        call across. A dense reduce of `replicated` is one all-reduce. None within a node of one
+        rank, or across of one node.
         """
         dense, cluster = self.prices.reduce == "dense", self.prices.cluster
         n, w = cluster.n_nodes, cluster.ranks_per_node
         calls = dict.fromkeys(COLLECTIVES, 0)
-        # To say which rows are touched takes as many calls of DP as a chunk.
+        # To say which rows are touched takes as many calls of `replicated` as a chunk.
         of_chunk = 2 if self._shares == w else 1
         for (tier, *_), further in self._further_chunks.items():
             if dense and tier == "replicated":
                 calls["ar_global"] += 1
                 continue
-            flex = tier == "per_node"
+            per_node = tier == "per_node"
             if w > 1:
-                calls["a2a_intra"] += 1 if flex else of_chunk * (2 + further)
+                calls["a2a_intra"] += 1 if per_node else of_chunk * (2 + further)
             if n > 1:
-                before = 0 if dense else 1 + int(flex and not cluster.side_stream)
+                before = 0 if dense else 1 + int(per_node and not cluster.side_stream)
                 calls["ar_cross"] += before + 1 + further
         return calls
 
@@ -297,8 +298,9 @@ class Ledger:
 
     @cached_property
     def _further_chunks(self) -> Mapping[tuple[TierName, str, int, Coalesce], int]:
-        """The chunks after the first in which rows are updated, by tier and alike: a share of DP
-        has as many rows of each chunk as any other, one of Flex has chunks of its own. A dense
+        """The chunks after the first in which rows are updated, by tier and alike: a share of
+        `replicated` has as many rows of each chunk as any other, one of `per_node` has chunks of
+        its own. A dense
         reduce has one chunk. Where a side stream runs them one after another and nobody waits, they
         have no price of their own."""
         touched: dict[tuple[TierName, str, int, Coalesce], float] = {}

@@ -74,9 +74,9 @@ class TablePlan:
     table: str
     """The name of the table in its collection's configs."""
     replicated: Rows = field(default_factory=_no_rows)
-    """[n] int64: rows with a copy on every rank (DP), hottest first."""
+    """[n] int64: rows with a copy on every rank, hottest first."""
     per_node: Rows = field(default_factory=_no_rows)
-    """[m] int64: rows with a copy in every node, spread over its ranks (Flex), hottest first."""
+    """[m] int64: rows with a copy in every node, spread over its ranks, hottest first."""
     coalesce: Coalesce = "none"
     num_rows: int | None = None
     """Rows of the table, where that is known: a saved plan is checked against it."""

@@ -36,6 +36,8 @@ GB = 1 << 30
 # A figure beyond these bounds is a slip of the pen, and prices made of it would be infinite or NaN.
 Gbps = Annotated[float, Range(ge=1e-9, le=1e9)]
 """GB a second. A `Link` that is made of two of them may be ten times as slow or as fast."""
+Gigabytes = Annotated[float, Range(ge=1e-9, le=1e9)]
+"""GB of a rank, from a byte on."""
 OfOne = Annotated[float, Range(ge=0, le=1e12)]
 """Nanoseconds or microseconds of one id, row or operation."""
 Times = Annotated[float, Range(ge=1, le=1e6)]
@@ -70,9 +72,9 @@ class Topology(Config):
     ranks_per_node: Annotated[int, Range(ge=1)] | None = None
     """The number of ranks that share a node; by default as the launcher reports, or else all of
     them."""
-    device_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
+    device_memory_gb: Gigabytes | None = None
     """The memory of one accelerator for tables, in GB; by default TorchRec's (32 GB)."""
-    host_memory_gb: Annotated[float, Range(gt=0, le=1e9)] | None = None
+    host_memory_gb: Gigabytes | None = None
     """The host memory of one rank for tables, in GB; by default TorchRec's (128 GB)."""
     intra_node_gbps: Gbps | None = None
     """The bandwidth between two ranks of a node, in GB/s; by default TorchRec's."""

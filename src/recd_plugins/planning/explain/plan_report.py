@@ -314,7 +314,7 @@ class Frontier:
     """The trade of memory against time along which a plan lies (figure 5)."""
 
     memory: Floats
-    """[n] extra bytes a rank over all-RW."""
+    """[n] extra bytes a rank over all rows at home."""
     ms: Floats
     """[n] of a step, latencies aside."""
 
@@ -422,17 +422,17 @@ def why_not_more(table: TableLedger, ledger: Ledger, room: float | None) -> str:
     pooled = int(bool(table.table.bags) and sizes.coalesce != "none")
     cluster = prices.cluster
     nodes = cluster.n_nodes > 1 and cluster.ranks_per_node > 1
-    flex = sizes.per_node or (not sizes.replicated and nodes)
+    per_node = sizes.per_node or (not sizes.replicated and nodes)
     moves = (
         prices.per_node(next_row, width, sizes.coalesce, pooled)
-        if flex
+        if per_node
         else prices.replicated(next_row, width, pooled)
     ).total(next_row.counts)
     stays, memory = _stays(table, ledger, next_row, taken)
     gain = stays - float(marginal_ms(moves, cluster))
     more = moves.memory - memory
     opening = (
-        f"no more rows in {'per_node' if flex else 'replicated'}: the next one, "
+        f"no more rows in {'per_node' if per_node else 'replicated'}: the next one, "
         f"{next_row.p[0]:.3g} lookups a sample, would "
     )
     if gain <= 0:
