@@ -220,3 +220,27 @@ def test_progress_is_reported_in_rows(tmp_path):
         total=7,
     )
     assert calls == [("writing t", done, 7) for done in (0, 3, 7, 7)]
+
+
+def test_a_table_that_the_disk_could_never_hold_is_refused_by_its_first_file(tmp_path):
+    ids = pa.list_(pa.int64())
+    rows = pa.table(
+        {
+            "label": pa.array([0] * 50_000, pa.int64()),
+            "price": pa.array(range(50_000), pa.float64()),
+            "item": pa.array([[1]] * 50_000, ids),
+            "user.tags": pa.array([[]] * 50_000, ids),
+        }
+    )
+    made = []
+
+    def chunks():
+        for number in range(20):
+            made.append(number)
+            yield rows
+
+    with pytest.raises(DataError, match=r"1,000,000,000,000,000 rows need about .* GB are free"):
+        write_table(tmp_path / "t", SCHEMA, chunks(), total=10**15)
+    assert len(made) == 6  # the first that fill a file of 262,144 rows
+    assert not any(tmp_path.iterdir())
+    assert write_table(tmp_path / "t", SCHEMA, chunks(), total=10**6).num_rows == 10**6

@@ -332,8 +332,8 @@ def server_of_ranks(
 @contextmanager
 def progress() -> Iterator[Progress]:
     """Show the progress of long work on standard error: how much is done, how fast, and how long
-    it will take. What plugins or a trainer print meanwhile goes there too, not into the command's
-    output."""
+    it will take; by bars on a terminal, by a line every minute elsewhere. What plugins or a trainer
+    print meanwhile goes there too, not into the command's output."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -347,6 +347,7 @@ def progress() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
     from rich.text import Text
 
+    from recd_plugins.cli.progress_lines import ProgressLines
     from recd_plugins.report.kit import number
 
     class Rate(ProgressColumn):
@@ -362,12 +363,15 @@ def progress() -> Iterator[Progress]:
         console=Console(stderr=True),
     )
     tasks: dict[str, TaskID] = {}
+    lines = None if bars.console.is_terminal else ProgressLines()
 
     def show(what: str, done: int, total: int | None) -> None:
         if what not in tasks:
             bars.start()
             tasks[what] = bars.add_task(what, total=total)
         bars.update(tasks[what], completed=done, total=total)
+        if lines is not None:
+            lines(what, done, total)
 
     with redirect_stdout(sys.stderr):
         try:

@@ -33,6 +33,8 @@ from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = ["ChunkError", "TableWriter", "write_table"]
 
+FILE_NAME = "part-{:05}.parquet"
+
 
 class ChunkError(DataError):
     """Rows that code makes for a table do not fit its schema."""
@@ -72,6 +74,8 @@ class TableWriter:
         self._pending_rows = 0
         self._stripes = 0
         self._file: FileWriter | None = None
+        self._may_fill = True
+        """Whether nobody has looked yet whether the disk has room for all rows."""
         if isinstance(folder, Uri):
             folder.mkdir(parents=True)
             (folder / UNFINISHED).write_text("")
@@ -96,6 +100,23 @@ class TableWriter:
         self._pending_rows += chunk.num_rows
         while self._pending_rows >= self._rows_per_stripe:
             self._write_stripe(self._rows_per_stripe)
+
+    def _check_room(self, total: int) -> None:
+        """Once the first file is written: `DataError` if `total` rows that take as many bytes as
+        its rows need more than twice the room that the disk has. Rows to come may be smaller."""
+        if not self._may_fill or self._stripes < self._stripes_per_file:
+            return
+        self._may_fill = False
+        if isinstance(self._part, Path):
+            rows = self._rows_per_stripe * self._stripes_per_file
+            size = (self._part / FILE_NAME.format(0)).stat().st_size / rows
+            needed, free = size * (total - rows), shutil.disk_usage(self._part).free
+            if needed > 2 * free:
+                raise DataError(
+                    f"{self.folder}: {total:,} rows need about {needed / 1e9:,.1f} GB, by the "
+                    f"first {rows:,} of them, and {free / 1e9:,.1f} GB are free on this disk. Have "
+                    "the dataset make fewer rows, or name a `folder` on a larger disk."
+                )
 
     def close(self) -> None:
         try:
@@ -134,7 +155,7 @@ class TableWriter:
     def _write_stripe(self, rows: int) -> None:
         rest = pa.concat_tables(self._pending) if self._pending else self._arrow.empty_table()
         if self._file is None:
-            name = f"part-{self._stripes // self._stripes_per_file:05}.parquet"
+            name = FILE_NAME.format(self._stripes // self._stripes_per_file)
             self._leaving_out = LeavingOut(self._leave_out)
             self._file = FileWriter(
                 self._part / name,
@@ -180,6 +201,8 @@ def write_table(
     with TableWriter(folder, schema) as writer:
         for chunk in _reported(chunks, f"writing {writer.folder.name}", progress, total):
             writer.write(chunk)
+            if total is not None:
+                writer._check_room(total)
     return Table.open(writer.folder)
 
 
