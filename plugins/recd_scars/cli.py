@@ -39,9 +39,9 @@ Law = Annotated[
         "--law", help="zipf:1.05, half_normal:0.1, exponential:0.1 or uniform, of --rows rows."
     ),
 ]
-Rows = Annotated[int, typer.Option("--rows", help="Rows of --law's table.", min=1)]
+Rows = Annotated[int, typer.Option("--rows", help="The rows of the table of --law.", min=1)]
 Lookups = Annotated[
-    float, typer.Option("--lookups", help="Lookups of a sample in --law's table.", min=0)
+    float, typer.Option("--lookups", help="The lookups of a sample in the table of --law.", min=0)
 ]
 Saved = Annotated[
     Path | None,
@@ -61,20 +61,20 @@ Batches = Annotated[
     int | None,
     typer.Option(
         "--batches",
-        help="How many batches of each rank's share to count for the model's tables; by default as "
-        "many as it takes.",
+        help="The number of batches of each rank's share that are counted for the model's "
+        "tables; by default as many as needed.",
         min=1,
     ),
 ]
 Width = Annotated[
-    int, typer.Option("--width", help="Numbers in a row, of a law or a profile.", min=1)
+    int, typer.Option("--width", help="The numbers in a row of a law or a profile.", min=1)
 ]
 MemoryMib = Annotated[
     float | None,
     typer.Option(
         "--memory",
-        help="MiB of a device for cache and batch; by default --batch-size samples and a tenth "
-        "of the rows.",
+        help="The MiB of a device for cache and batch; by default what --batch-size samples and "
+        "a tenth of the rows take.",
         min=0.001,
     ),
 ]
@@ -82,13 +82,16 @@ PerSample = Annotated[
     float | None,
     typer.Option(
         "--per-sample",
-        help="Bytes of a sample's activations, as recd tune batch finds them; by default its "
-        "rows and their gradients.",
+        help="The bytes of a sample's activations, as recd tune batch finds them; by default "
+        "those of its rows and their gradients.",
         min=1,
     ),
 ]
 BatchSize = Annotated[
-    int, typer.Option("--batch-size", help="Samples of the default memory.", min=1)
+    int,
+    typer.Option(
+        "--batch-size", help="The number of samples that the default memory has room for.", min=1
+    ),
 ]
 LeastBatch = Annotated[
     int, typer.Option("--least-batch", help="The smallest batch that is of use.", min=1)

@@ -143,7 +143,7 @@ class TestIceberg:
         assert sorted(labels(tables.train)) == sorted(rows(60)["d0"].to_pylist())
 
     def test_an_unknown_snapshot(self, catalog, tmp_path):
-        with pytest.raises(DataError, match=r"has no snapshot 7\. Known: \d+, \d+"):
+        with pytest.raises(DataError, match=r"has no snapshot 7\. Its snapshots are: \d+, \d+"):
             opened(tmp_path, "iceberg", snapshot=7)
 
     def test_columns_renamed_since_have_their_values(self, catalog, tmp_path):

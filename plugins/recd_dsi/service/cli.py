@@ -48,7 +48,10 @@ serve = Commands(
 )
 
 Host = Annotated[
-    str, typer.Option("--host", help="Where to listen; beyond 127.0.0.1 this needs token and TLS.")
+    str,
+    typer.Option(
+        "--host", help="The address to listen on; any but 127.0.0.1 needs a token and TLS."
+    ),
 ]
 Port = Annotated[
     int, typer.Option("--port", help="The port; 0 takes a free one.", min=0, max=65535)
@@ -74,21 +77,28 @@ def coordinator(
     registry: Annotated[
         Path | None,
         typer.Option(
-            "--registry", help="A registry to start workers of, on this machine.", metavar="FILE"
+            "--registry",
+            help="The registry for which workers are started on this machine.",
+            metavar="FILE",
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", help="Workers to begin with, and at least.", min=1)
+        int,
+        typer.Option(
+            "--workers", help="The number of workers to begin with; there are never fewer.", min=1
+        ),
     ] = 1,
     most_workers: Annotated[
         int | None,
         typer.Option(
-            "--most-workers", help="The most workers to scale up to, by clients' buffers.", min=1
+            "--most-workers",
+            help="The most workers that are started where clients' buffers run empty.",
+            min=1,
         ),
     ] = None,
     backend: Annotated[
         Literal["local", "ray"],
-        typer.Option("--backend", help="Who starts them: local, or ray.", metavar="NAME"),
+        typer.Option("--backend", help="What starts the workers: local, or ray.", metavar="NAME"),
     ] = "local",
     host: Host = "127.0.0.1",
     port: Port = 0,
@@ -171,11 +181,11 @@ def worker(
     host: Host = "127.0.0.1",
     port: Port = 0,
     buffer_mib: Annotated[
-        int, typer.Option("--buffer-mib", help="MiB of batches to keep in memory.", min=1)
+        int, typer.Option("--buffer-mib", help="The MiB of batches that are kept in memory.", min=1)
     ] = 256,
     cache: Annotated[
         Path | None,
-        typer.Option("--cache", help="A folder to keep more batches in.", metavar="FOLDER"),
+        typer.Option("--cache", help="A folder in which more batches are kept.", metavar="FOLDER"),
     ] = None,
     token_file: TokenFile = None,
     certificate: Certificate = None,
@@ -212,15 +222,20 @@ def advise(
     overrides: Overrides = None,
     registry: RegistryFile = Path("registry.yaml"),
     steps: Annotated[
-        int, typer.Option("--steps", help="Steps of a turn of the trainer.", min=1)
+        int, typer.Option("--steps", help="The number of steps of a turn of the trainer.", min=1)
     ] = 20,
-    rounds: Annotated[int, typer.Option("--rounds", help="Turns that each side takes.", min=1)] = 3,
+    rounds: Annotated[
+        int, typer.Option("--rounds", help="The number of turns that each side takes.", min=1)
+    ] = 3,
     batches: Annotated[
-        int, typer.Option("--batches", help="Batches that a worker serves, at least.", min=1)
+        int,
+        typer.Option("--batches", help="The least number of batches that a worker serves.", min=1),
     ] = 200,
     margin: Annotated[
         float,
-        typer.Option("--margin", help="How many times the demand workers are to meet.", min=1.0),
+        typer.Option(
+            "--margin", help="How many times what the trainer takes workers are to make.", min=1.0
+        ),
     ] = 1.25,
     debug: Debug = False,
     as_json: AsJson = False,

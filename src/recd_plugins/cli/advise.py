@@ -39,7 +39,8 @@ OfTable = Annotated[
     Path | None,
     typer.Option(
         "--table",
-        help="A table to advise on, in place of a registry: as `recd init` would write one for it.",
+        help="A table to advise on; the registry is then the one that `recd init` would write for "
+        "it.",
         metavar="TABLE",
         show_default=False,
     ),
@@ -57,31 +58,34 @@ OwnTrainer = Annotated[
 Budget = Annotated[
     float,
     typer.Option(
-        "--budget-gb", help="Memory that a rank may take over TorchRec's own plan, GB.", min=0
+        "--budget-gb", help="The memory in GB that a rank may take over TorchRec's own plan.", min=0
     ),
 ]
 For = Annotated[
     Literal["samples_per_second", "memory", "time_to_loss"],
-    typer.Option("--objective", help="What to make best; time_to_loss needs --curve."),
+    typer.Option("--objective", help="What the advice is to improve; time_to_loss needs --curve."),
 ]
 Curve = Annotated[
     Path | None,
     typer.Option(
         "--curve",
-        help="What `recd tune loss --json` printed: the steps that each batch size takes.",
+        help="The file with what `recd tune loss --json` printed, for the steps that each batch "
+        "size takes.",
         metavar="FILE",
         show_default=False,
     ),
 ]
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", help="World size to advise for; by default train.ranks.", min=1),
+    typer.Option(
+        "--ranks", help="The number of ranks to advise for; by default train.ranks.", min=1
+    ),
 ]
 BatchSizes = Annotated[
     list[int] | None,
     typer.Option(
         "--batch-size",
-        help="Batch sizes of a rank to choose among; by default only train.batch_size.",
+        help="A batch size of a rank to choose among; by default there is only train.batch_size.",
         min=1,
         show_default=False,
     ),
@@ -101,13 +105,15 @@ Tries = Annotated[
     int,
     typer.Option(
         "--try",
-        help="Train this many of the best and the baseline, on this machine's ranks, and take what "
-        "wins.",
+        help="Train so many of the best registries and the baseline on ranks of this machine, "
+        "and take the one that wins.",
         min=0,
     ),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", help="Turns that each of them takes.", min=1)]
-Steps = Annotated[int, typer.Option("--steps", help="Steps of a turn.", min=1)]
+Rounds = Annotated[
+    int, typer.Option("--rounds", help="The number of turns that each of them takes.", min=1)
+]
+Steps = Annotated[int, typer.Option("--steps", help="The number of steps of a turn.", min=1)]
 
 
 def advise(

@@ -64,16 +64,16 @@ By = Annotated[
     str | None,
     typer.Option(
         "--split-by",
-        help="Part the rows into TABLE/train and TABLE/test: `time` (the latest are for testing) "
-        "or `hash:COLUMN` (those of some values of a column, say of users).",
+        help="What parts the rows into TABLE/train and TABLE/test: `time` (the latest are "
+        "tested on) or `hash:COLUMN` (those of some values of a column, say of users, are).",
         metavar="time|hash:COLUMN",
         show_default=False,
     ),
 ]
 Share = Annotated[float, typer.Option("--test-share", help="The share of rows to test on.")]
 Count = Annotated[
-    int, typer.Option("--negatives", help="For data of clicks alone: samples with label 0, of "
-                      "other items, beside each.", min=0)
+    int, typer.Option("--negatives", help="The number of samples with label 0, of other items, "
+    "that are drawn beside each click. This is for data of clicks alone.", min=0)
 ]  # fmt: skip
 Drawn = Annotated[
     Literal["popularity", "uniform"],
@@ -90,12 +90,19 @@ Items = Annotated[
         show_default=False,
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same negatives.", min=0)]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        help="The seed by which negatives are drawn; the same seed draws the same ones.",
+        min=0,
+    ),
+]
 Accept = Annotated[
     bool,
     typer.Option(
         "--accept-doubts",
-        help="Import by what columns seem to be, in spite of any doubts.",
+        help="Import the columns as what they seem to be, in spite of any doubts.",
     ),
 ]
 

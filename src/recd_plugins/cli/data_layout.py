@@ -45,7 +45,9 @@ Wanted = Annotated[
 ]
 Hole = Annotated[
     int,
-    typer.Option("--hole", help="Bytes between columns that an I/O reads over, at most.", min=0),
+    typer.Option(
+        "--hole", help="The most bytes between two columns that one I/O reads over.", min=0
+    ),
 ]
 Target = Annotated[
     Path,  # or a Uri
@@ -68,7 +70,8 @@ First = Annotated[
     list[str] | None,
     typer.Option(
         "--first",
-        help="A column that comes first, before those of the read log; several in this order.",
+        help="A column that comes first, before those of the read log. Several come in the "
+        "order in which they are named.",
         metavar="COLUMN",
         show_default=False,
     ),
@@ -77,22 +80,28 @@ ReadLog = Annotated[
     Path | None,
     typer.Option(
         "--read-log",
-        help="What readers kept under `reader.read_log`: the most popular columns come first.",
+        help="The log that readers kept under `reader.read_log`; the columns that it has most "
+        "often come first.",
         metavar="FILE",
         show_default=False,
     ),
 ]
-Days = Annotated[float, typer.Option("--days", help="How many days of the read log count.", min=0)]
-Rows = Annotated[int, typer.Option("--rows-per-stripe", help="Rows of a stripe.", min=1)]
+Days = Annotated[
+    float,
+    typer.Option("--days", help="The number of latest days of the read log that count.", min=0),
+]
+Rows = Annotated[int, typer.Option("--rows-per-stripe", help="The rows of a stripe.", min=1)]
 LeaveOut = Annotated[
     bool,
     typer.Option(
         "--leave-out-repeats",
-        help="A null in place of each list of ids that equals the row before's, of tables that no "
-        "other program reads.",
+        help="Write a null in place of each list of ids that equals the list of the row before. "
+        "No other program should read such a table.",
     ),
 ]
-Page = Annotated[int, typer.Option("--page-size", help="Bytes of a page, before compression.")]
+Page = Annotated[
+    int, typer.Option("--page-size", help="The bytes of a page before it is compressed.")
+]
 
 
 def layout(

@@ -63,7 +63,8 @@ SchemaFile = Annotated[
     ),
 ]
 Most = Annotated[
-    int, typer.Option("--most", help="Ids in all, at most: the most frequent values get them.")
+    int,
+    typer.Option("--most", help="The largest number of ids; the most frequent values get them."),
 ]
 
 

@@ -28,9 +28,12 @@ Words = Annotated[
     ),
 ]
 Lookups = Annotated[
-    float, typer.Option("--p", help="Expected lookups of the row in a sample.", min=0, max=MOST)
+    float,
+    typer.Option(
+        "--p", help="The expected number of lookups of the row in a sample.", min=0, max=MOST
+    ),
 ]
-RowBytes = Annotated[int, typer.Option("--row-bytes", help="Bytes of the row.", min=1)]
+RowBytes = Annotated[int, typer.Option("--row-bytes", help="The bytes of the row.", min=1)]
 Factor = Annotated[
     float, typer.Option("--dedupe-factor", help="The dedupe factor, which divides lookups.", min=1)
 ]
@@ -38,7 +41,8 @@ Multiplier = Annotated[
     float | None,
     typer.Option(
         "--k",
-        help="Bytes that a replica takes over the row's own; by default as the planner has it.",
+        help="The bytes that a replica takes, divided by the row's own; by default as the "
+        "planner has it.",
         min=1,
         max=MOST,
         show_default=False,
@@ -48,8 +52,9 @@ Whose = Annotated[
     Literal["ours", "paper"],
     typer.Option(
         "--prices",
-        help="ours: of what our tiers do; paper: FlexShard's, where a row is sent once per access, "
-        "all replicas' gradients are all-reduced in every step, and k is 6.25.",
+        help="`ours` are prices of what our tiers do. `paper` are FlexShard's: a row is sent "
+        "once per access, the gradients of all replicas are all-reduced in every step, and k is "
+        "6.25.",
     ),
 ]
 

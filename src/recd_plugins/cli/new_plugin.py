@@ -28,8 +28,10 @@ SLOTS_WITH_TEMPLATE = sorted(
 )
 
 Name = Annotated[str, typer.Argument(help="The plugin's module, which its record is named after.")]
-Slot = Annotated[str, typer.Option(help=f"What it fills: {', '.join(SLOTS_WITH_TEMPLATE)}.")]
-Into = Annotated[Path, typer.Option(help="Where the folder NAME is made.")]
+Slot = Annotated[
+    str, typer.Option(help=f"The slot that it fills: {', '.join(SLOTS_WITH_TEMPLATE)}.")
+]
+Into = Annotated[Path, typer.Option(help="The folder in which the folder NAME is made.")]
 
 
 def new(

@@ -144,7 +144,8 @@ Absent = Annotated[
     list[str] | None,
     typer.Option(
         "--absent",
-        help="A column that some of the files may lack, as one that was added later: nulls there.",
+        help="A column that some of the files may lack, as one that was added later; it is null "
+        "there.",
         metavar="COLUMN",
         show_default=False,
     ),
@@ -153,12 +154,15 @@ LeastCount = Annotated[
     int,
     typer.Option(
         "--least-count",
-        help="How often a value must occur to get an id of its own in a vocabulary.",
+        help="The number of times that a value must occur to get an id of its own in a vocabulary.",
         min=1,
     ),
 ]
 Others = Annotated[
-    int, typer.Option("--others", help="Ids that all other values share, by a hash.", min=1)
+    int,
+    typer.Option(
+        "--others", help="The number of ids that all other values share, by a hash.", min=1
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 """`--debug`, which `reported` is given."""

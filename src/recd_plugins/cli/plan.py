@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["Ranks", "overrides_with_ranks", "plan"]
 
 Ranks = Annotated[
-    int | None, typer.Option("--ranks", help="World size to plan for; by default train.ranks.")
+    int | None,
+    typer.Option("--ranks", help="The number of ranks to plan for; by default train.ranks."),
 ]
 SavePlan = Annotated[
     Path | None, typer.Option("--save", help="A file for the tier plan (Arrow).", metavar="FILE")
@@ -61,7 +62,8 @@ Before = Annotated[
     Path | None,
     typer.Option(
         "--drift",
-        help="A profile of before: what the rows that were hot then would take now.",
+        help="An earlier profile; the plan then says what share of lookups the rows that were hot "
+        "in it would serve now.",
         metavar="FILE",
     ),
 ]
@@ -69,7 +71,8 @@ Against = Annotated[
     Path | None,
     typer.Option(
         "--against",
-        help="A tier plan that was saved: which rows enter or leave each tier since.",
+        help="A tier plan that was saved; the plan then says how many rows have entered or left "
+        "each tier since.",
         metavar="FILE",
     ),
 ]

@@ -41,15 +41,22 @@ Batches = Annotated[
     int | None,
     typer.Option(
         "--batches",
-        help="How many batches of each rank's share to count; by default as many as needed.",
+        help="The number of batches of each rank's share that are counted; by default as many "
+        "as needed.",
         min=1,
     ),
 ]
 Rank = Annotated[
-    int | None, typer.Option("--rank", help="Count this rank's share alone; by default all.", min=0)
+    int | None,
+    typer.Option(
+        "--rank", help="Count the share of this rank alone; by default those of all ranks.", min=0
+    ),
 ]
 PerFeature = Annotated[
-    bool, typer.Option("--per-feature", help="A distribution of each feature, not of each table.")
+    bool,
+    typer.Option(
+        "--per-feature", help="Save a distribution of each feature in place of each table."
+    ),
 ]
 TraceFile = Annotated[
     Path | None,

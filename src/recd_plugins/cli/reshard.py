@@ -32,10 +32,16 @@ Source = Annotated[
     typer.Argument(help="A run's folder, or one of its checkpoints/step-...", metavar="FROM"),
 ]
 Target = Annotated[Path, typer.Argument(help="The run's folder to write.", metavar="TO")]
-Ranks = Annotated[int, typer.Option("--ranks", min=1, help="How many ranks will resume the run.")]
+Ranks = Annotated[
+    int, typer.Option("--ranks", min=1, help="The number of ranks that will resume the run.")
+]
 BatchSize = Annotated[
     int | None,
-    typer.Option("--batch-size", min=1, help="Samples per rank from then on; by default as is."),
+    typer.Option(
+        "--batch-size",
+        min=1,
+        help="The samples of a rank and step from then on; by default as many as now.",
+    ),
 ]
 
 

@@ -37,28 +37,35 @@ topology = Commands(no_args_is_help=True, help="Links between ranks and between 
 Ranks = Annotated[
     int,
     typer.Option(
-        "--ranks", help="Processes to start; under torchrun its world size counts.", min=1
+        "--ranks", help="The number of ranks to start; under torchrun its world size counts.", min=1
     ),
 ]
 RanksPerNode = Annotated[
     int | None,
     typer.Option(
-        "--ranks-per-node", help="Ranks that share a node; by default the launcher's.", min=1
+        "--ranks-per-node",
+        help="The number of ranks that share a node; by default as the launcher says.",
+        min=1,
     ),
 ]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"],
-    typer.Option("--device", help="What ranks compute on; auto takes CUDA where torch sees it."),
+    typer.Option(
+        "--device", help="The device that ranks compute on; auto takes CUDA where torch sees it."
+    ),
 ]
 Rounds = Annotated[
     int | None,
-    typer.Option("--rounds", min=1, help="How often each call is timed; by default 12 times."),
+    typer.Option(
+        "--rounds", min=1, help="The number of times that each call is timed; by default 12."
+    ),
 ]
 MappedFolder = Annotated[
     Path | None,
     typer.Option(
         "--mapped-folder",
-        help="A folder on the disk of mapped files: also measure what a row of them takes.",
+        help="A folder on the disk that is to hold mapped files; what a row of these takes is "
+        "then measured, too.",
     ),
 ]
 Save = Annotated[

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
-Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes; by default train.ranks.")]
+Ranks = Annotated[
+    int | None, typer.Option("--ranks", help="The number of ranks; by default train.ranks.")
+]
 ProfileSteps = Annotated[
-    bool, typer.Option("--profile", help="Break a step down (train.profile_steps=5).")
+    bool, typer.Option("--profile", help="Say where a step's time goes (train.profile_steps=5).")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the run's latest checkpoint.")]
 ResumeOrBegin = Annotated[

@@ -40,15 +40,24 @@ Budget = Annotated[
     float | None,
     typer.Option(
         "--budget",
-        help="Memory of a rank, in MiB; by default 0.9 of the GPU, or 0.8 of what the machine "
-        "has free, shared by the ranks.",
+        help="The memory of a rank, in MiB; by default 0.9 of the GPU, or 0.8 of what the "
+        "machine has free, shared by the ranks.",
         min=1,
     ),
 ]
-Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes; by default train.ranks.")]
-Steps = Annotated[int, typer.Option("--steps", help="Steps of a trial that are timed.", min=1)]
+Ranks = Annotated[
+    int | None, typer.Option("--ranks", help="The number of ranks; by default train.ranks.")
+]
+Steps = Annotated[
+    int, typer.Option("--steps", help="The number of steps of a trial that are timed.", min=1)
+]
 Precision = Annotated[
-    float, typer.Option("--precision", help="How close to the largest, as a share.", min=0.001)
+    float,
+    typer.Option(
+        "--precision",
+        help="How close to the largest batch the answer must be, as a share of it.",
+        min=0.001,
+    ),
 ]
 
 MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "LD_PRELOAD")

@@ -40,13 +40,16 @@ BatchSizes = Annotated[
     list[int] | None,
     typer.Option(
         "--batch-size",
-        help="Samples of a rank to try; by default train.batch_size, and 1/4, 4 and 16 times it.",
+        help="A batch size of a rank to try; by default train.batch_size, and 1/4, 4 and 16 "
+        "times it.",
         min=1,
     ),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", help="The most samples to train; by default an epoch.", min=1),
+    typer.Option(
+        "--samples", help="The most samples to train on; by default those of an epoch.", min=1
+    ),
 ]
 Loss = Annotated[
     float | None,
@@ -56,13 +59,15 @@ WindowOf = Annotated[
     int | None,
     typer.Option(
         "--window",
-        help="Samples whose mean loss counts; by default those of the largest step.",
+        help="The number of samples whose mean loss counts; by default those of the largest step.",
         min=1,
     ),
 ]
 MemoryBudget = Annotated[
     float,
-    typer.Option("--budget", help="MiB that a rank may take beyond its start.", min=1),
+    typer.Option(
+        "--budget", help="The MiB that a rank may take over what it has at its start.", min=1
+    ),
 ]
 
 

@@ -50,15 +50,15 @@ KEEPERS: Mapping[SnapshotKind, str] = {
 ANEW = "Write its latest rows as Parquet: spark.read.format('%s').load(TABLE).write.parquet(FOLDER)"
 NOT_READ: Mapping[SnapshotKind, str] = {
     "hudi": "is a table of Hudi, which is not read: older versions of its rows lie beside the "
-    f"latest. {ANEW % 'hudi'}. CALL show_commits lists earlier ones, of which "
-    ".option('as.of.instant', TIME) takes one",
+    f"latest ones. {ANEW % 'hudi'}. `CALL show_commits` lists earlier commits, and "
+    ".option('as.of.instant', TIME) loads the table as it was at one of them",
     "paimon": "is a table of Paimon, which is not read: older versions of its rows lie beside the "
-    f"latest. {ANEW % 'paimon'}. TABLE$snapshots lists earlier ones, of which "
-    ".option('scan.snapshot-id', ID) takes one",
-    "lance": "is a table of Lance, which is not read: its files are no Parquet. Write its latest "
-    "rows as such: pyarrow.dataset.write_dataset(lance.dataset(TABLE).scanner().to_reader(), "
-    "FOLDER, format='parquet'). Its versions() lists earlier ones, of which "
-    "lance.dataset(TABLE, version=N) is one",
+    f"latest ones. {ANEW % 'paimon'}. The table `TABLE$snapshots` lists earlier snapshots, and "
+    ".option('scan.snapshot-id', ID) loads one of them",
+    "lance": "is a table of Lance, which is not read: its files are not Parquet. Write its latest "
+    "rows as Parquet: pyarrow.dataset.write_dataset(lance.dataset(TABLE).scanner().to_reader(), "
+    "FOLDER, format='parquet'). lance.dataset(TABLE).versions() lists earlier versions, and "
+    "lance.dataset(TABLE, version=N) opens one of them",
 }
 """What errors say about tables of which other programs keep a log."""
 UNSUPPORTED = re.compile(
@@ -139,7 +139,7 @@ def _spark(table: Location) -> Found:
         version, *lines = log[name].read_text().splitlines()
         if version != "v1":
             raise DataError(
-                f"{log[name]}: is of version {version[:20]!r}, and v1 of Spark's log is read. "
+                f"{log[name]}: is of version {version[:20]!r} of Spark's log, but only v1 is read. "
                 "Write the table anew: spark.read.parquet(TABLE).write.parquet(FOLDER)."
             )
         for entry in map(json.loads, lines):
@@ -213,8 +213,8 @@ def _check_delta(found: Any, table: Location) -> None:
     if unknown or protocol.min_reader_version > DELTA_VERSION:
         asked = listed(unknown) if unknown else f"version {protocol.min_reader_version}"
         raise DataError(
-            f"{table}: needs a reader that knows {asked} of Delta Lake's protocol, which is not "
-            f"known here. {ANEW % 'delta'}."
+            f"{table}: needs a reader that knows {asked} of Delta Lake's protocol, which this one "
+            f"does not. {ANEW % 'delta'}."
         )
     if "deletionVectors" not in (protocol.reader_features or ()):
         return
@@ -256,7 +256,8 @@ def _iceberg(table: Location, snapshot: int | None) -> Found:
     chosen = found.current_snapshot() if snapshot is None else found.snapshot_by_id(snapshot)
     if chosen is None:
         known = ", ".join(str(one.snapshot_id) for one in found.metadata.snapshots) or "none"
-        raise DataError(f"{table}: has no snapshot {snapshot or ''}. Known: {known}.")
+        which = "current snapshot" if snapshot is None else f"snapshot {snapshot}"
+        raise DataError(f"{table}: has no {which}. Its snapshots are: {known}.")
     schema = found.schema()
     if snapshot is not None and chosen.schema_id is not None:  # the columns that it had then
         schema = found.metadata.schema_by_id(chosen.schema_id) or schema
@@ -301,7 +302,9 @@ def _iceberg_files(found: Any, snapshot: int, table: Location) -> Iterator[Any]:
 
 def _any(files: dict[Location, FileFacts], table: Location) -> dict[Location, FileFacts]:
     if not files:
-        raise DataError(f"{table}: its snapshot has no files, so no rows. Name another.")
+        raise DataError(
+            f"{table}: its snapshot has no files, so there are no rows. Name another snapshot."
+        )
     return files
 
 

@@ -18,9 +18,9 @@ class NewPluginConfig(Config):
     """The options of new_plugin."""
 
     samples: Annotated[int, Range(ge=10)] = 10_000
-    """Rows of the train split; the test split has a tenth of them."""
+    """The number of rows of the train split; the test split has a tenth as many."""
     items: Annotated[int, Range(ge=2)] = 100
-    """Ids of items: the even ones are clicked."""
+    """The number of items; those with even ids are clicked."""
 
 
 class NewPlugin(Dataset):

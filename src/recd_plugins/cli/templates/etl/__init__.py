@@ -18,7 +18,7 @@ class NewPluginConfig(Config):
     """The options of new_plugin."""
 
     every: Annotated[int, Range(ge=1)] = 2
-    """Keeps the rows 0, `every`, 2 `every`, ... of each stripe."""
+    """The step between rows that are kept: 0, `every`, 2 `every`, ... of each stripe."""
 
 
 class NewPlugin:

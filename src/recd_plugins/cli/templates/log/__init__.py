@@ -22,7 +22,7 @@ class NewPluginConfig(Config):
     folder: Path | None = None
     """Where the files lie; by default `log` in the registry's folder."""
     shards: Annotated[int, Range(ge=1)] = 8
-    """Log shards: all messages of a session are in one."""
+    """The number of log shards; all messages of a session are in one of them."""
 
 
 class NewPlugin:

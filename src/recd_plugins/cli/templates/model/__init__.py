@@ -20,7 +20,7 @@ class NewPluginConfig(Config):
     """The options of new_plugin."""
 
     embedding_dim: Annotated[int, Range(ge=4)] = 16
-    """D, of every table."""
+    """The numbers in a row of every table (D)."""
 
 
 class NewPlugin(nn.Module):

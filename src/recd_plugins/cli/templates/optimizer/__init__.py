@@ -20,7 +20,7 @@ class NewPluginConfig(Config):
     lr: Annotated[float, Range(gt=0)] = 1e-3
     """The learning rate: how far each weight moves in a step."""
     momentum: Annotated[float, Range(ge=0, lt=1)] = 0.9
-    """How much of the mean stays from step to step."""
+    """The share of the mean that stays from step to step."""
 
 
 class NewPlugin(Optimizer):

@@ -16,7 +16,7 @@ class NewPluginConfig(Config):
     """The options of new_plugin."""
 
     scale: Annotated[float, Range(gt=0)] = 0.5
-    """What the sum is multiplied by."""
+    """The factor by which the sum is multiplied."""
 
 
 class NewPlugin(nn.Module):

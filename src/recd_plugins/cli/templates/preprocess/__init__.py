@@ -18,7 +18,7 @@ class NewPluginConfig(Config):
     """The options of new_plugin."""
 
     size: Annotated[int, Range(ge=1)] = 1000
-    """Ids become smaller than this."""
+    """The number by which ids are divided; what remains of each is its new id."""
 
 
 class NewPlugin:
