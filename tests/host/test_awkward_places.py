@@ -3,6 +3,7 @@ each answered by what to write."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -45,6 +46,34 @@ def test_the_method_that_makes_a_plan_is_none(gloo_pool: GlooPool) -> None:
         "plan: is the method stack.plan itself, but must be what it returns. Write "
         "`plan=stack.plan(model, batches=loader)`."
     )
+
+
+def method_as_sharders() -> tuple[list[str], list[str]]:
+    stack: Any = rp.load({"sharding": GREEDY})
+    said = []
+    with pytest.raises(RecdError) as raised:
+        DistributedModelParallel(
+            nn.Linear(2, 1), device=CPU, plan=ShardingPlan({}), sharders=stack.sharders
+        )
+    said.append(str(raised.value))
+    with pytest.raises(RecdError) as raised:
+        stack.plan(nn.Linear(2, 1), sharders=stack.sharders)
+    said.append(str(raised.value))
+    called = stack.sharders
+    model = Pages()
+    stack.plan(model, batches=[])
+    return said, [called.__name__, str(inspect.signature(called)), type(called()).__name__]
+
+
+def test_the_method_that_makes_sharders_is_none(gloo_pool: GlooPool) -> None:
+    ((said, called),) = gloo_pool.run(method_as_sharders, world_size=1)
+    assert set(said) == {
+        "sharders: is the method stack.sharders itself, but must be what it returns. Write "
+        "`sharders=stack.sharders()`."
+    }
+    assert called[0] == "sharders"
+    assert called[1].startswith("(mine: ")
+    assert called[2] == "list"
 
 
 def test_a_stack_without_a_dataset_yields_no_batches() -> None:

@@ -11,7 +11,7 @@ which is then counted without being named; `stack.adapt(model)` has a model take
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
@@ -759,5 +759,27 @@ def _uncalled(option: str, method: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+class _Sharders(partial[Any]):
+    """`stack.sharders` of one stack, which returns a list, and is none."""
+
+    __iter__ = _uncalled("sharders", "sharders()")
+
+
+class _OfEachStack:
+    """A method of `Stack` that is a `_Sharders`, as DistributedModelParallel iterates over what it
+    is given, for which attributes of a function are of no use."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __get__(self, stack: Stack | None, owner: type[Stack]) -> Any:
+        if stack is None:
+            return self._method
+        sharders: Any = _Sharders(self._method, stack)
+        sharders.__name__, sharders.__doc__ = self._method.__name__, self._method.__doc__
+        return sharders
+
+
+cast("Any", Stack).sharders = _OfEachStack(Stack.sharders)
 cast("Any", Stack.data_parallel).wrap = _uncalled("data_parallel_wrapper", "data_parallel()")
 cast("Any", Stack.plan).get_plan_for_module = _uncalled("plan", "plan(model, batches=loader)")
