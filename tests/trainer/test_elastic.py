@@ -1,4 +1,4 @@
-"""Three and four gloo ranks, restarted as torchrun does: on others each time, with no option."""
+"""One to four gloo ranks, restarted as torchrun does: on others each time, with no option."""
 
 from __future__ import annotations
 
@@ -111,6 +111,23 @@ def test_four_three_and_four_ranks_train_as_four_do(folder: Path, gloo_pool: Glo
         assert one["loss"] == pytest.approx(expected[one["step"]]["loss"], abs=LOSS)
         assert one["samples"] == 96
     assert not (folder / "parts.1").exists()
+
+
+@pytest.mark.parametrize("kind", ["plain", "scars"])
+def test_one_rank_goes_on_where_two_were(kind: str, folder: Path, gloo_pool: GlooPool) -> None:
+    """`--nnodes 1:2`: alone a rank exchanges nothing, and replicas are worth nothing to it."""
+    tiers = TIERS.get(kind, [])
+    gloo_pool.run(replicas, str(folder), f"{kind}-two", tiers, 6, world_size=2)
+    for ranks, steps in ((2, 2), (1, 4), (2, 6)):
+        options = [*tiers, "train.checkpoint_every=2"]
+        (summary, *_) = gloo_pool.run(
+            replicas, str(folder), f"{kind}-one", options, steps, world_size=ranks
+        )
+        assert (summary["step"], summary["world_size"]) == (steps, ranks), summary
+    assert batch_size(folder, f"{kind}-one", 4) == (1, 48)
+    found = losses(folder, f"{kind}-one")
+    assert len(found) == 6
+    assert found == pytest.approx(losses(folder, f"{kind}-two"), abs=LOSS)
 
 
 def test_samples_that_ranks_cannot_share_come_back_with_them(
