@@ -479,6 +479,41 @@ def test_what_is_for_recd_train_alone_is_told_where_the_trainer_reads_nothing_of
     assert gloo_pool.run(trained_for, 5, "nothing", for_tables) == [[], []]
 
 
+def trained_with_callbacks(how: str) -> list[str]:
+    """A trainer that drops its callbacks, keeps them, asks for them in each step, or has none."""
+    torch.set_num_threads(1)
+    callbacks = [{"use": "schedule", "warmup": 2}, {"use": "clipping", "norm": 1.0}]
+    registry = {"sharding": {"search": "greedy"}, "callbacks": callbacks * (how != "has none")}
+    stack, model = rp.load(registry), Pages()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan, found = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(
+            model, device=torch.device("cpu"), plan=plan, sharders=found
+        )
+        kept = stack.callbacks()
+        if how == "drops":
+            kept = []
+        for _ in range(5):
+            sharded(next(visits(0)).pages)
+            if how == "asks":
+                kept = stack.callbacks()
+        assert len(kept) == 2 * (how in ("keeps", "asks"))
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_callbacks_that_a_trainer_drops_are_told(gloo_pool: GlooPool) -> None:
+    first, others = gloo_pool.run(trained_with_callbacks, "drops")
+    assert others == []
+    assert [one.partition(" is not used: ")[0] for one in first] == [
+        "callbacks[0]: schedule",
+        "callbacks[1]: clipping",
+    ]
+    assert "keeps none of what it returns, so that nothing can call it. Keep them" in first[0]
+    for how in ("keeps", "asks", "has none"):
+        assert gloo_pool.run(trained_with_callbacks, how) == [[], []]
+
+
 def used() -> list[list[str]]:
     """The warnings of a model that is planned twice, of replicas that move before the first batch,
     of a copy that was planned itself, of a copy that is trained beside the model, and of an

@@ -352,6 +352,7 @@ class Stack(LooksAtBatches):
         found = [(choice.build(self._contexts.of("callbacks")), choice) for choice in choices]
         for callback, choice in found:
             check_callback(callback, choice.where)
+        self._usage.gave_callbacks(callback for callback, _ in found)
         return found
 
     def check(self) -> None:

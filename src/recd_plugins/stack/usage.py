@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 from recd_plugins.errors import listed, nearest, shown, so_many
 from recd_plugins.notices import (
@@ -33,7 +34,7 @@ from recd_plugins.slots import SLOTS
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from recd_plugins.slots import Planner
+    from recd_plugins.slots import Callback, Planner
 
 __all__ = ["OPTIMIZER_MADE", "Usage"]
 
@@ -49,6 +50,10 @@ class Usage:
         self._asked: set[str] = set()
         source = registry.source
         self._notices = Notices(strict=registry.strict, path=source.path, lines=source.lines)
+        self._callbacks: list[ReferenceType[Callback]] = []
+        """The callbacks that the trainer was given."""
+        self._given_callbacks = 0
+        """How often it was given any."""
         self.group: ProcessGroup | None = None
         """The ranks that train, where these are not all of the job's: the first of them warns."""
 
@@ -59,6 +64,18 @@ class Usage:
     def asks_for(self, what: str) -> bool:
         """Whether it did."""
         return what in self._asked
+
+    def gave_callbacks(self, callbacks: Iterable[Callback]) -> None:
+        """The trainer has them from now on, if it keeps them."""
+        self._callbacks += map(ref, callbacks)
+        self._given_callbacks += 1
+
+    @property
+    def callbacks_are_gone(self) -> bool:
+        """Whether the trainer was given callbacks, once, and kept none, so that nobody can call
+        their methods any more. One that asks for them in each step may call them at once."""
+        gone = all(callback() is None for callback in self._callbacks)
+        return self._given_callbacks == 1 and bool(self._callbacks) and gone
 
     def unused(self, choice: Choice, why: str, cure: str) -> None:
         """A choice does nothing, which all ranks find alike."""

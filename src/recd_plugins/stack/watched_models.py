@@ -219,7 +219,7 @@ class _Watch:
         self._usage.found(_divided_wrongly(module))
         self._watch_weights(module)
         self._usage.found(self._idle(module, unconverted=unconverted))
-        self._watch_train(module)
+        self._watch_later(module)
         if self._unique and converted:
             done: RemovableHandle
             done = module.register_forward_hook(lambda *_: self._after(module, done))
@@ -265,11 +265,11 @@ class _Watch:
             if isinstance(part, ShardedModule) and not whole:
                 looking[part] = part.register_forward_pre_hook(look, with_kwargs=True)
 
-    def _watch_train(self, model: nn.Module) -> None:
-        """Look in a later step whether the trainer reads what `train` says for `recd train` alone:
-        it may do so only at the end of each."""
-        options = _of_recd_train(self._registry)
-        if not options:
+    def _watch_later(self, model: nn.Module) -> None:
+        """Look in a later step whether the trainer reads what `train` says for `recd train` alone,
+        since it may do so only at the end of each, and whether it has its callbacks still."""
+        options, callbacks = _of_recd_train(self._registry), self._registry.chosen("callbacks")
+        if not (options or callbacks):
             return
         trained = 0
 
@@ -279,7 +279,9 @@ class _Watch:
             if trained != SURELY_TRAINS:
                 return
             counting.remove()
-            if not self._usage.asks_for("train"):
+            if self._usage.callbacks_are_gone:
+                self._usage.found(map(_dropped, callbacks))
+            if options and not self._usage.asks_for("train"):
                 notice = Unused(
                     what=f"train: {', '.join(options)}",
                     why="it is for `recd train`, and this trainer reads nothing of it",
@@ -440,6 +442,15 @@ def _may_train(module: nn.Module) -> bool:
 
 def _look_at_nothing(*given: object) -> None:
     """What a hook does in another process."""
+
+
+def _dropped(callback: Choice) -> Notice:
+    return _unused(
+        callback,
+        "this trainer calls stack.callbacks, and keeps none of what it returns, so that nothing "
+        "can call it",
+        "Keep them, and call their methods at each step, or take `callbacks` out of registry.yaml.",
+    )
 
 
 def _of_recd_train(registry: Registry) -> list[str]:
