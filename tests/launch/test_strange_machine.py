@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,33 @@ def test_a_job_has_the_memory_of_its_own_control_group(tmp_path: Path) -> None:
     groups = "4:memory:/job/step\n1:cpu:/\n"
     limits = {"memory/job/memory.limit_in_bytes": "1000", "memory/memory.limit_in_bytes": "9000"}
     assert machine_memory(system(tmp_path, {"proc/self/cgroup": groups, **limits})) == 1000
+
+
+@pytest.mark.parametrize(("kibibytes", "notices"), [(1_500_000, 1), (4_000_000, 0)])
+def test_too_few_addresses_are_named_before_torch_is_imported(kibibytes: int, notices: int) -> None:
+    program = (
+        "import resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, (1024 * {kibibytes},) * 2)\n"
+        "from recd_plugins.cli.few_addresses import warn_of_few_addresses\n"
+        "from recd_plugins.notices import notices_as_lines\n"
+        "notices_as_lines(on_errors=True)\n"
+        "warn_of_few_addresses()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.count("notice: `ulimit -v` allows this process 1.4 GiB") == notices
+    assert done.stderr.count("\n") == notices
+
+
+def test_a_process_without_a_limit_may_take_all_addresses() -> None:
+    program = (
+        "import resource\n"
+        "from recd_plugins.launch.machine_memory import address_space\n"
+        "free = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY\n"
+        "assert (address_space() is None) == free\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
+        "assert address_space() == 2**33\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
+from recd_plugins.cli.few_addresses import warn_of_few_addresses
 from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile
 from recd_plugins.errors import RecdError, RegistryError, shortened, so_many
 
@@ -40,6 +41,7 @@ def doctor(
 
         print(json.dumps(bill_of_materials(), indent=2))
         return
+    warn_of_few_addresses()
     checks: dict[str, Callable[[], str]] = {
         "versions": _versions,
         "packages": _packages,

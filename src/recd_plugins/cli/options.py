@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.cli.few_addresses import warn_of_few_addresses
 from recd_plugins.cli.standard_streams import UTF_8
 from recd_plugins.compat.build import missing_library, not_loaded
 from recd_plugins.errors import (
@@ -329,6 +330,7 @@ def server_of_ranks(
             _check_readable(registry, overrides or ())
 
     check_versions(installed_versions())
+    warn_of_few_addresses()
     with rank_server(["recd_plugins.trainer.run"], check) as server:
         yield server
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from functools import cache
 from pathlib import Path
 
 from recd_plugins.launch.control_groups import own_groups, text_of
 
-__all__ = ["device_memory", "machine_memory"]
+__all__ = ["address_space", "device_memory", "machine_memory"]
 
 LIMITS = ("memory.max", "memory.limit_in_bytes")
 """What a control group may take, by either version; of the second, `max` is all."""
@@ -21,6 +22,13 @@ def machine_memory(root: Path = Path("/")) -> int | None:
     limits = (_limit(text_of(group / name)) for group in groups for name in LIMITS)
     found = [_total(text_of(root / "proc/meminfo")), *limits]
     return min((size for size in found if size is not None), default=None)
+
+
+def address_space() -> int | None:
+    """The bytes of addresses that this process may take (`ulimit -v`); None where nothing limits
+    them. Each thread takes some that it never touches."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if most == resource.RLIM_INFINITY else most
 
 
 def device_memory() -> int | None:
