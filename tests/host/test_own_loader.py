@@ -514,6 +514,59 @@ def test_callbacks_that_a_trainer_drops_are_told(gloo_pool: GlooPool) -> None:
         assert gloo_pool.run(trained_with_callbacks, how) == [[], []]
 
 
+class Regions(nn.Module):
+    """Looks up one feature of the sessions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = EmbeddingConfig(
+            name="regions", embedding_dim=4, num_embeddings=200, feature_names=["user_region"]
+        )
+        self.table = EmbeddingCollection(tables=[config], device=torch.device("meta"))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(features)["user_region"].values()
+        return found.sum()
+
+
+def trained_beside_a_loader(how: str, folder: str) -> list[str]:
+    """A trainer that leaves its loader alone, or reads it, at once or after its warm-up."""
+    torch.set_num_threads(1)
+    stack = rp.load(
+        {"plugins": ["recd_dlrm"], "dataset": {"use": "sessions", "samples": 2_000},
+         "sharding": {"search": "greedy"}, "train": {"batch_size": 8}, "folder": folder}
+    )  # fmt: skip
+    model = Regions()
+    loader = stack.loader(dist.get_rank(), dist.get_world_size())
+    drawn = KeyedJaggedTensor(["user_region"], torch.arange(8), lengths=torch.ones(8).int())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan, found = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(
+            model, device=torch.device("cpu"), plan=plan, sharders=found
+        )
+        batches = iter(loader) if how == "reads" else None
+        for step in range(120):
+            if how == "warms up" and step == 50:
+                batches = iter(loader)
+            features = drawn if batches is None else next(batches).features
+            sharded(features)
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_a_loader_of_which_no_batch_is_taken_is_told(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    for how in ("reads", "warms up"):
+        assert gloo_pool.run(trained_beside_a_loader, how, str(tmp_path)) == [[], []]
+    (first,), others = gloo_pool.run(trained_beside_a_loader, "leaves", str(tmp_path))
+    assert others == []
+    assert first == (
+        "dataset: sessions is not used: this trainer calls stack.loader, and has taken no batch of "
+        "what it returns in 100 steps. Train on the batches of that loader, or take `dataset` out "
+        "of registry.yaml and write `stack.plan(model, batches=loader)` of the loader that is "
+        "trained on."
+    )
+
+
 def used() -> list[list[str]]:
     """The warnings of a model that is planned twice, of replicas that move before the first batch,
     of a copy that was planned itself, of a copy that is trained beside the model, and of an

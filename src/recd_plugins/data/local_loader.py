@@ -250,6 +250,11 @@ class LocalLoader:
         return self._seconds.parts
 
     @property
+    def is_read(self) -> bool:
+        """Whether anybody in this process has begun to read it."""
+        return self._reading is not None
+
+    @property
     def source(self) -> RankBatches:
         """The batches by epoch and position, for code that reads them in another way."""
         return self._batches

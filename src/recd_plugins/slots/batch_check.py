@@ -203,6 +203,11 @@ class CheckedLoader(WrappedLoader):
         with self._named("when its loader was asked how many batches an epoch has"):
             return len(self._loader)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody in this process has taken a batch of it."""
+        return not self._is_first
+
     def state_dict(self) -> dict[str, Any]:
         with self._named("when its loader was asked for its state"):
             found: dict[str, Any] = self._loader.state_dict()

@@ -226,7 +226,10 @@ class Stack(LooksAtBatches):
         if periods is not None and (split == "train" or at is not None):
             return self._of_periods(periods, rank, world_size, split, at)
         loader = self.read(rank, world_size, split)
-        return self._order.of_registry(loader, rank, world_size) if split == "train" else loader
+        if split == "test":
+            return loader
+        self._usage.gave_loader(loader)
+        return self._order.of_registry(loader, rank, world_size)
 
     @property
     def ordered(self) -> bool:

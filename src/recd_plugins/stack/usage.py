@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
@@ -54,6 +55,8 @@ class Usage:
         """The callbacks that the trainer was given."""
         self._given_callbacks = 0
         """How often it was given any."""
+        self._loaders: list[ReferenceType[object]] = []
+        """The loaders of the train split that the trainer was given."""
         self.group: ProcessGroup | None = None
         """The ranks that train, where these are not all of the job's: the first of them warns."""
 
@@ -76,6 +79,18 @@ class Usage:
         their methods any more. One that asks for them in each step may call them at once."""
         gone = all(callback() is None for callback in self._callbacks)
         return self._given_callbacks == 1 and bool(self._callbacks) and gone
+
+    def gave_loader(self, loader: object) -> None:
+        """The trainer is to train on the batches of this loader from now on."""
+        self._loaders.append(ref(loader))
+
+    @property
+    def loaders_are_unread(self) -> bool:
+        """Whether the trainer was given loaders, has all of them still, and took a batch of none.
+        Another process of its own may read one for it."""
+        given = [loader() for loader in self._loaders]
+        unread = all(one is not None and not getattr(one, "is_read", True) for one in given)
+        return bool(given) and unread and not active_children()
 
     def unused(self, choice: Choice, why: str, cure: str) -> None:
         """A choice does nothing, which all ranks find alike."""

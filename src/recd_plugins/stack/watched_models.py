@@ -3,7 +3,7 @@ unused then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -64,6 +64,10 @@ read them."""
 SURELY_TRAINS = 3
 """Forwards with gradients after which a model surely trains: one may only try it, or initialise
 lazy modules."""
+
+SURELY_READS = 100
+"""Forwards with gradients after which a trainer with a loader surely reads it: it may warm up on
+batches that it draws."""
 
 
 class WatchedModels:
@@ -219,7 +223,10 @@ class _Watch:
         self._usage.found(_divided_wrongly(module))
         self._watch_weights(module)
         self._usage.found(self._idle(module, unconverted=unconverted))
-        self._watch_later(module)
+        if _of_recd_train(self._registry) or self._usage.callbacks_are_gone:
+            self._look_in_step(SURELY_TRAINS, module, self._left_alone)
+        if self._usage.loaders_are_unread:
+            self._look_in_step(SURELY_READS, module, self._unread)
         if self._unique and converted:
             done: RemovableHandle
             done = module.register_forward_hook(lambda *_: self._after(module, done))
@@ -265,32 +272,54 @@ class _Watch:
             if isinstance(part, ShardedModule) and not whole:
                 looking[part] = part.register_forward_pre_hook(look, with_kwargs=True)
 
-    def _watch_later(self, model: nn.Module) -> None:
-        """Look in a later step whether the trainer reads what `train` says for `recd train` alone,
-        since it may do so only at the end of each, and whether it has its callbacks still."""
-        options, callbacks = _of_recd_train(self._registry), self._registry.chosen("callbacks")
-        if not (options or callbacks):
-            return
+    def _look_in_step(
+        self, step: int, model: nn.Module, look: Callable[[], Iterable[Notice]]
+    ) -> None:
+        """Give the notices that `look` finds before the model's forward of this step, counted from
+        here on. A compiled model is compiled anew where hooks are taken away, so that none is there
+        without a reason."""
         trained = 0
 
         def trains(module: nn.Module, *_: Any) -> None:
             nonlocal trained
             trained += _may_train(module)
-            if trained != SURELY_TRAINS:
-                return
-            counting.remove()
-            if self._usage.callbacks_are_gone:
-                self._usage.found(map(_dropped, callbacks))
-            if options and not self._usage.asks_for("train"):
-                notice = Unused(
-                    what=f"train: {', '.join(options)}",
-                    why="it is for `recd train`, and this trainer reads nothing of it",
-                    cure="Have the trainer go by `stack.registry.train`, or write in it what is "
-                    "meant and take it out here.",
-                )
-                self._usage.found([notice])
+            if trained == step:
+                counting.remove()
+                self._usage.found(look())
 
         counting: RemovableHandle = model.register_forward_pre_hook(_Hook(trains))
+
+    def _left_alone(self) -> Iterator[Notice]:
+        """Notices of what `train` says for `recd train` alone, if the trainer reads nothing of it:
+        it may do so only at the end of each step; and of callbacks that it does not keep."""
+        if self._usage.callbacks_are_gone:
+            for callback in self._registry.chosen("callbacks"):
+                yield _unused(
+                    callback,
+                    "this trainer calls stack.callbacks, and keeps none of what it returns, so "
+                    "that nothing can call it",
+                    "Keep them, and call their methods at each step, or take `callbacks` out of "
+                    "registry.yaml.",
+                )
+        options = _of_recd_train(self._registry)
+        if options and not self._usage.asks_for("train"):
+            yield Unused(
+                what=f"train: {', '.join(options)}",
+                why="it is for `recd train`, and this trainer reads nothing of it",
+                cure="Have the trainer go by `stack.registry.train`, or write in it what is "
+                "meant and take it out here.",
+            )
+
+    def _unread(self) -> Iterator[Notice]:
+        """A notice of a loader of which no batch was taken."""
+        if self._usage.loaders_are_unread:
+            yield _unused(
+                self._registry.one("dataset"),
+                "this trainer calls stack.loader, and has taken no batch of what it returns in "
+                f"{SURELY_READS} steps",
+                "Train on the batches of that loader, or take `dataset` out of registry.yaml and "
+                "write `stack.plan(model, batches=loader)` of the loader that is trained on.",
+            )
 
     def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
         """Count the batches that the model is trained on, until the planner knows whether the model
@@ -442,15 +471,6 @@ def _may_train(module: nn.Module) -> bool:
 
 def _look_at_nothing(*given: object) -> None:
     """What a hook does in another process."""
-
-
-def _dropped(callback: Choice) -> Notice:
-    return _unused(
-        callback,
-        "this trainer calls stack.callbacks, and keeps none of what it returns, so that nothing "
-        "can call it",
-        "Keep them, and call their methods at each step, or take `callbacks` out of registry.yaml.",
-    )
 
 
 def _of_recd_train(registry: Registry) -> list[str]:
