@@ -30,7 +30,7 @@ class MyCacheConfig(Config):
     share: Annotated[float, Range(ge=0, lt=1)] = 0.5
     """The share of a table's lookups that its cached rows take."""
     profile_batches: Annotated[int, Range(ge=1)] = 100
-    """Batches in which lookups are counted."""
+    """The number of batches in which lookups are counted."""
 
 
 class MyCache(TierPlanner):

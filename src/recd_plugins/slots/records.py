@@ -111,8 +111,10 @@ class EtlRecord(Record[C, Etl]):
 
 
 class StatsRecord(Record[C, TableStats]):
-    """A measure of tables: `recd data stats` uses the chosen ones, or else all that exist. No other
-    command reads the slot, and no trainer does."""
+    """A measure of tables: `recd data stats` uses the chosen ones, or else all that exist.
+
+    No other command reads the slot, and no trainer does.
+    """
 
     slot = "stats"
     fills = "many"
