@@ -222,7 +222,7 @@ def test_no_thread_outlives_its_iterator(table):
 
     running = iter(open_loader(table))
     next(running)
-    assert len(threads("recd-decoding")) == min(DECODING, pa.cpu_count())
+    assert 1 <= len(threads("recd-decoding")) <= min(DECODING, pa.cpu_count())
     assert len(threads("recd-gathering")) == 1
     assert bool(threads("recd-copies")) == (pa.cpu_count() > 1)
     running.close()
