@@ -14,7 +14,7 @@ from recd_plugins.config import Config, Range, parse, path_of
 from recd_plugins.config.option_types import wrong_with_options
 from recd_plugins.describe import describe, field_docs, options_of, type_hints
 from recd_plugins.errors import RegistryError
-from recd_plugins.registry.choices import _unshared
+from recd_plugins.registry.choice import _unshared
 
 
 @dataclass(frozen=True, kw_only=True)
