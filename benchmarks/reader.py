@@ -29,7 +29,7 @@ from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.slots import Context
 
-TARGET = 0.75
+TARGET = 0.85
 SEED = 0
 BATCH_SIZE = 512
 NUM_IDS = 1_000_000
