@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from plugins import POOLING, write_distribution, write_module
 from recd_plugins.cli.main import app
+from recd_plugins.config import parse
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.hooks.imported import available
 from recd_plugins.hooks.manager import Catalog
@@ -331,6 +332,20 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
             "docs/api.md has the names of it: did you mean 'PoolingRecord'? Run with --debug",
         ),
         ("x = (\n", "raised SyntaxError on import"),
+        (
+            POOLING.replace("@hookimpl\n", ""),
+            "has a function recd_pooling which is no hook, so nothing would call it: put",
+        ),
+        (
+            POOLING + "def recd_dedup():\n    return []\n",
+            "has a function recd_dedup which is no hook, so nothing would call it: put "
+            "@recd_plugins.hookimpl above it, or rename it.",
+        ),
+        (
+            OBJECT.replace("    @hookimpl\n", "") + POOLING + "recd_dedup = plugin.recd_pooling\n"
+            "def recd_model(): return []\n",
+            "has a function recd_model which is no hook",
+        ),
     ],
 )
 def test_a_plugin_is_not_believed_unchecked(body: str, says: str, site: Path) -> None:
@@ -358,7 +373,12 @@ def test_a_plugin_is_not_believed_unchecked(body: str, says: str, site: Path) ->
         (
             "build=build",
             "build=build, needs='cuda'",
-            "whose `needs` are 'cuda': let them be a tuple",
+            "whose `needs` are 'cuda': let them be a tuple, as `(\"import:ray\",)`.",
+        ),
+        (
+            "build=build",
+            "build=lambda config: None",
+            "whose `build` takes (config), where it is called with two arguments: let it be a",
         ),
         (
             "build=build",
@@ -438,6 +458,54 @@ def test_options_that_nobody_can_set_are_refused(
     message = refused(["odd_options"], site)
     assert message.startswith("plugin 'odd_options' (odd_options): its hook recd_preprocess ret")
     assert says in message
+
+
+DEFAULT = """
+@dataclass(frozen=True, kw_only=True)
+class Sizes(Config):
+    size: {kind} = {default}
+
+@hookimpl
+def recd_pooling():
+    return [PoolingRecord(name="sized", summary="Sized.", config=Sizes, build=build)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "says"),
+    [
+        ("int", "'one'", "expected an integer, got 'one' (str). Mend the default, or the type"),
+        ("int", "True", "expected an integer, got True (bool)"),
+        ("tuple[str, ...]", "'one'", "got 'one' (str)"),
+        ("int", "None", ""),  # which stands for an option that nobody set
+        ("float", "1", ""),
+        ("'int | str'", "'auto'", ""),
+        ("tuple[float, ...]", "(1, 2.5)", ""),
+    ],
+)
+def test_a_default_that_nobody_could_write_is_refused(
+    kind: str, default: str, says: str, site: Path
+) -> None:
+    body = DEFAULT.format(kind=kind, default=default)
+    write_distribution(site, "pkg-a", "1.0", "default_plugin", body)
+    if not says:
+        assert names(Catalog(["default_plugin"], Path())) == ["sized"]
+        return
+    message = refused(["default_plugin"], Path())
+    assert "whose option 'size' of Sizes has a default that nobody could write" in message
+    assert says in message
+
+
+def test_a_default_out_of_its_own_bounds_is_its_authors(site: Path) -> None:
+    body = DEFAULT.format(kind="Annotated[int, Range(ge=2)]", default="1")
+    write_distribution(site, "pkg-a", "1.0", "bounded_plugin", body)
+    config = Catalog(["bounded_plugin"], Path()).find("pooling", "sized").record.config
+    says = r"must be >= 2, but is 1\. That is the default which Sizes gives it: write another"
+    with pytest.raises(RegistryError, match=rf"pooling\.history\.size: {says}"):
+        parse(config, {}, "pooling.history")
+    assert parse(config, {"size": 2}, "pooling.history").size == 2
+    with pytest.raises(RegistryError, match=r"must be >= 2, but is 0\.$"):
+        parse(config, {"size": 0}, "pooling.history")
 
 
 def test_a_hook_that_has_nothing_to_give_gives_nothing(site: Path) -> None:

@@ -603,6 +603,15 @@ def test_results_that_are_none(transform, message):
         RowWise(transform)(InverseKeyedJaggedTensor.from_kjt(FEATURES))
 
 
+def test_a_transform_with_a_schema_is_to_name_its_keys_there():
+    """`changes_keys` is for transforms that have none."""
+    says = r"Keep them and their order, or let its `schema` name those that come out, as"
+    with pytest.raises(PluginError, match=says):
+        RowWise(renamed, who="registry.yaml:6: preprocess 'q'")(FEATURES)
+    with pytest.raises(PluginError, match="or let the transform say `changes_keys = True`"):
+        RowWise(renamed)(FEATURES)
+
+
 def of_other(ids=lambda ids: ids, weights=None):
     """What makes a KJT of the same lengths."""
 

@@ -8,6 +8,7 @@ from recd_plugins.config.parsing import (
     option_path,
     parse,
     path_of,
+    wrong_with_defaults,
 )
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "option_path",
     "parse",
     "path_of",
+    "wrong_with_defaults",
     "wrong_with_options",
 ]

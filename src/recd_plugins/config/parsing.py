@@ -142,6 +142,12 @@ def parse(
         return config(**values)
     except RegistryError as error:
         path = f"{where}.{error.where}" if error.where else where
+        if error.where in hints and error.where not in values:
+            raise RegistryError(
+                f"{error.message} That is the default which {config.__name__} gives it: write "
+                "another value here, and have the plugin's author mend the default.",
+                path,
+            ) from None
         raise RegistryError(error.message, path) from None
     except Exception as error:
         raise RegistryError(
@@ -150,6 +156,23 @@ def parse(
             "its traceback.",
             where,
         ) from error
+
+
+def wrong_with_defaults(config: type) -> str:
+    """Which option of a config class has a default of another type than its own, in words; empty if
+    none has. None may stand for an option that was not set."""
+    hints = type_hints(config)
+    for field in dataclasses.fields(config):
+        if field.default in (dataclasses.MISSING, None) or isinstance(field.default, Path):
+            continue
+        try:
+            _convert(hints[field.name], field.default, field.name)
+        except RegistryError as error:
+            return (
+                f"whose option {field.name!r} of {config.__name__} has a default that nobody could "
+                f"write: {error.message} Mend the default, or the type of the option."
+            )
+    return ""
 
 
 def idle_options(config: Config) -> Iterator[tuple[str, str]]:

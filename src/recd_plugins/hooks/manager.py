@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
-from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pluggy
 
 from recd_plugins.additions import Addition
-from recd_plugins.config import Config, wrong_with_options
+from recd_plugins.config import Config, wrong_with_defaults, wrong_with_options
 from recd_plugins.errors import PluginError, RecdError, RegistryError, nearest, shown
 from recd_plugins.hooks import specs
 from recd_plugins.hooks.blame import raised_by, remember
@@ -161,6 +162,11 @@ class Catalog:
             raise PluginError(
                 f"plugin {name!r} is the same module as another one under `plugins`: name it once."
             ) from error
+        if unmarked := self._unmarked(module):
+            raise PluginError(
+                f"plugin {name!r} ({provider}) has a function {unmarked} which is no hook, so "
+                "nothing would call it: put @recd_plugins.hookimpl above it, or rename it."
+            )
         if not self._manager.get_hookcallers(module):
             if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
                 raise PluginError(
@@ -172,6 +178,14 @@ class Catalog:
                 f"plugin {name!r} ({provider}) implements no hook: mark its functions with "
                 f"@recd_plugins.hookimpl. Hooks: {', '.join(KNOWN)}."
             )
+
+    def _unmarked(self, plugin: object) -> str:
+        """The first of its functions that is named as a hook and not marked as one; or empty."""
+        for hook in KNOWN:
+            one = inspect.getattr_static(plugin, hook, None)
+            if inspect.isfunction(one) and self._manager.parse_hookimpl_opts(plugin, hook) is None:
+                return hook
+        return ""
 
     def _brought(self, name: str) -> tuple[str, ...]:
         """Plugins whose records it needs, and which are enabled with it: its attribute `brings`."""
@@ -301,7 +315,7 @@ def _wrong_with(record: Record[Any, Any]) -> str:
             f"whose options nobody can set: put `@dataclass(frozen=True, kw_only=True)` above "
             f"{config.__name__}."
         )
-    if wrong := wrong_with_options(config, _beside_options(record)):
+    if wrong := wrong_with_options(config, _beside_options(record)) or wrong_with_defaults(config):
         return wrong
     summary: object = record.summary
     if not isinstance(summary, str):
@@ -309,10 +323,15 @@ def _wrong_with(record: Record[Any, Any]) -> str:
     build: object = record.build
     if not callable(build):
         return f"whose `build` is {shown(build)}: let it be a function of config and context."
-    for field in ("needs", "uses", "free"):
+    if not _takes_two(build):
+        return (
+            f"whose `build` takes {inspect.signature(build)}, where it is called with two "
+            "arguments: let it be a function of config and context."
+        )
+    for field, one in (("needs", "import:ray"), ("uses", "pooling"), ("free", "seed")):
         named = getattr(record, field, ())
         if not isinstance(named, tuple) or not all(isinstance(one, str) for one in named):
-            return f'whose `{field}` are {shown(named)}: let them be a tuple, as `("pooling",)`.'
+            return f'whose `{field}` are {shown(named)}: let them be a tuple, as `("{one}",)`.'
     for slot in record.uses:
         if slot not in SLOTS:
             return f"that uses {shown(slot)}, which is no slot; {nearest(slot, SLOTS)}"
@@ -325,6 +344,17 @@ def _wrong_with(record: Record[Any, Any]) -> str:
     if takes is not None and not callable(takes):
         return f"whose `takes` is {shown(takes)}: let it be a function of config and schema."
     return ""
+
+
+def _takes_two(function: Callable[..., object]) -> bool:
+    """Whether a function can be called with two arguments, as far as its signature is known."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some functions of C say nothing
+        return True
+    return True
 
 
 def _wrong_with_addition(addition: Addition) -> str:

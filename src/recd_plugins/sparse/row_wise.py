@@ -73,6 +73,7 @@ class RowWise:
         """The results of `makes`, which is called once, not for each batch."""
         self.name = name or _name_of(transform)
         self.who = who or f"preprocess: {self.name}"
+        self._has_schema = bool(who)  # as each transform that a registry names has
         self._weighs = weighs
         self._row_wise: bool = getattr(transform, "row_wise", True)
         self._elementwise: bool = getattr(transform, "elementwise", False)
@@ -273,9 +274,11 @@ class RowWise:
     def _check(self, made: list[str], num_rows: int, given: list[str], stride: int) -> None:
         """Raises `PluginError` if wrong keys or rows came out."""
         if made != given and not self._changes_keys:
+            cure = "let the transform say `changes_keys = True`"
+            if self._has_schema:
+                cure = "let its `schema` name those that come out, as `schema.add([feature])` does"
             raise PluginError(
-                f"{self.who} made the keys {made} of {given}. Keep "
-                "them and their order, or let the transform say `changes_keys = True`."
+                f"{self.who} made the keys {made} of {given}. Keep them and their order, or {cure}."
             )
         if self._makes is not None and made != self._made(tuple(given)):
             raise PluginError(
