@@ -19,6 +19,7 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
+from recd_plugins.data.transform_check import check_dense_rows, check_rows
 from recd_plugins.errors import DataError, PluginError, listed, naming, nearest, so_many
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
@@ -64,6 +65,8 @@ class BatchTransform:
         self._dedup = dedup
         self._converted = 0
         """The batches that were converted so far."""
+        self._transformed_so_far = 0
+        """The batches whose features were transformed so far."""
         self.takes = frozenset() if dedup is None else _taken(dedup, self._who)
         """The features that the converter takes."""
         self.asks = () if dedup is None else _asked(dedup, self._who)
@@ -124,8 +127,17 @@ class BatchTransform:
         plain, shared = TransformedFeatures(features), None
         if isinstance(dedup, KeyedJaggedTensor | DeduplicatedFeatures):
             shared = TransformedFeatures(dedup)
+        self._transformed_so_far += 1
+        checks = _is_checked(self._transformed_so_far)
         began = time.perf_counter()
         for (names, step), label in zip(self._steps, self._labels, strict=True):
+            if checks:
+                if not isinstance(step, DenseStep):
+                    for each in (plain, *([] if shared is None else [shared])):
+                        check_rows(step, _of_all_samples(each.whole), names)
+                elif dense is not None:
+                    step.check_rows(dense)
+                began = time.perf_counter()
             if not isinstance(step, DenseStep):
                 plain.apply(step, names)
                 if shared is not None:
@@ -164,8 +176,7 @@ class BatchTransform:
             features = without(features, self.takes)
         whose = f"{self._who}`convert` of {type(dedup).__name__}"
         self._converted += 1
-        # The 1st, 2nd, 4th, ... batch: what is wrong with one is wrong with most.
-        checks = not self._converted & self._converted - 1
+        checks = _is_checked(self._converted)
         given = _copied(taken.to_kjt()) if checks else {}
         with naming(whose, "when it was given columns"):
             made = dedup.convert(taken)
@@ -220,6 +231,19 @@ class DenseStep:
         whole = dense if columns is None else torch.cat((dense, columns), dim=1)
         return whole[:, self._order], features if made is None else _joined(features, made)
 
+    def check_rows(self, dense: Tensor) -> None:
+        """Raises `PluginError` if a sample's columns depend on the other samples."""
+        transform: Any = self._transform
+
+        def columns(some: Tensor) -> Tensor:
+            with naming(self._who, "when it was given dense columns"):
+                result = transform(some[:, self._taken], self._part)
+            made, _ = self._parts(result, len(some))
+            return some[:, :0] if made is None else made
+
+        if getattr(transform, "row_wise", True):
+            check_dense_rows(columns, dense, self._who)
+
     def _parts(self, result: Any, num_rows: int) -> tuple[Tensor | None, KeyedJaggedTensor | None]:
         """The result's parts, checked to be what `schema` says: dense columns, features, or a pair
         of both."""
@@ -248,6 +272,15 @@ class DenseStep:
                 + (", behind dense columns: let it return a pair of both." if both else ".")
             )
         return columns, made
+
+
+def _is_checked(batch: int) -> bool:
+    """Whether this is the 1st, 2nd, 4th, ... batch: what is wrong with one is wrong with most."""
+    return not batch & batch - 1
+
+
+def _of_all_samples(features: KeyedJaggedTensor | DeduplicatedFeatures) -> KeyedJaggedTensor:
+    return features.to_kjt() if isinstance(features, DeduplicatedFeatures) else features
 
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:

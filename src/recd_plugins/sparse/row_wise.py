@@ -75,7 +75,8 @@ class RowWise:
         self.who = who or f"preprocess: {self.name}"
         self._has_schema = bool(who)  # as each transform that a registry names has
         self._weighs = weighs
-        self._row_wise: bool = getattr(transform, "row_wise", True)
+        self.row_wise: bool = getattr(transform, "row_wise", True)
+        """Whether a row's result depends on that row alone, as the transform says."""
         self._elementwise: bool = getattr(transform, "elementwise", False)
         adds: str | None = getattr(transform, "adds", None)
         self.adds = None if _is_passed_by(transform, "made") else adds
@@ -97,7 +98,7 @@ class RowWise:
         chosen = [key for key in held if key in wanted]
         if not chosen:
             return features
-        if not plain and not self._row_wise:
+        if not plain and not self.row_wise:
             raise PluginError(
                 f"{self.who} says `row_wise = False`: its result depends on more than its row, so "
                 f"it cannot run on the unique samples of {', '.join(chosen)}. Leave these features "
@@ -159,7 +160,7 @@ class RowWise:
         if isinstance(features, KeyedJaggedTensor):
             return None if features.variable_stride_per_key() else features
         alone = isinstance(features, InverseKeyedJaggedTensor) and len(features.groups) == 1
-        return features.kjt if alone and self._row_wise else None
+        return features.kjt if alone and self.row_wise else None
 
     def _on_kjt(self, features: KeyedJaggedTensor, chosen: list[str]) -> KeyedJaggedTensor:
         if self.adds is not None and not features.variable_stride_per_key():
