@@ -214,6 +214,19 @@ def test_two_distributions_with_one_entry_point_are_both_named(site: Path) -> No
     assert names(Catalog(["module_b", "module_a"], Path())) == ["of_b", "of_a"]
 
 
+def test_two_distributions_of_one_module_cannot_be_distinguished_by_it(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fork that was installed beside its origin."""
+    write_distribution(site, "pkg-a", "1.0", "forked_plugin")
+    write_distribution(tmp_path / "fork", "pkg-fork", "2.0", "forked_plugin")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "fork")])
+    importlib.invalidate_caches()
+    message = refused(["forked_plugin"], Path())
+    assert "is an entry point of pkg-a 1.0 and pkg-fork 2.0; uninstall one: both are" in message
+    assert "both are the module forked_plugin, so only one of them runs." in message
+
+
 def test_a_name_that_two_claim_is_distinguished_by_its_provider(site: Path, tmp_path: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "claim_a", entry="a")
     write_distribution(site, "pkg-b", "0.2", "claim_b", entry="b")

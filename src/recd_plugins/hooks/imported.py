@@ -65,9 +65,11 @@ def imported(name: str, base: Path) -> tuple[ModuleType, Provider]:
     points = installed.get(name, [])
     if len(points) > 1:
         both = " and ".join(str(_provider(name, point.dist)) for point in points)
+        modules = dict.fromkeys(point.value for point in points)
+        cure = f", or name the module instead: {' or '.join(modules)}" if len(modules) > 1 else ""
         raise PluginError(
-            f"plugin {name!r} is an entry point of {both}; uninstall one, or name the module "
-            f"instead: {' or '.join(point.value for point in points)}."
+            f"plugin {name!r} is an entry point of {both}; uninstall one"
+            f"{cure or f': both are the module {points[0].value}, so only one of them runs'}."
         )
     try:
         with redirect_stdout(sys.stderr):  # what a plugin prints is no part of what a command says
