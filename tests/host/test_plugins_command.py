@@ -133,6 +133,16 @@ def test_a_broken_plugin_that_is_off_is_reported_where_a_record_is_not_found(
     assert "size" not in plugins(registry, "attention").stdout
     refused = plugins(registry, "mine")
     assert "Not looked into: plugin 'broken' raised RuntimeError" in refused.stderr
+    asked = plugins(registry, "broken")
+    assert asked.exit_code == 2
+    assert asked.stderr.startswith("error: plugin 'broken' raised RuntimeError on import: on")
+
+
+def test_the_name_of_a_plugin_is_answered_by_its_records(registry: Path) -> None:
+    refused = plugins(registry, "recd_dedup")
+    assert refused.exit_code == 2
+    assert "'recd_dedup' is a plugin, where a record or a slot is to be named" in refused.stderr
+    assert "dedup:exact" in refused.stderr
 
 
 def test_a_registry_that_is_wrong_elsewhere_is_listed_and_then_refused(registry: Path) -> None:

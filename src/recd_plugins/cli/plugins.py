@@ -222,8 +222,16 @@ class Found:
             return claims
         everyone = self.all()
         claims = named(everyone)
+        if not claims and name in self.broken:
+            raise self.broken[name]
         if not claims:
             known = {claim.record.name for claim in everyone}
+            if of := [c.record for c in everyone if c.provider.plugin == name]:
+                records = ", ".join(f"{record.slot}:{record.name}" for record in of)
+                raise RegistryError(
+                    f"{name!r} is a plugin, where a record or a slot is to be named. Its records: "
+                    f"{records}."
+                )
             broken = "".join(f" Not looked into: {error}" for error in self.broken.values())
             raise RegistryError(
                 f"no installed plugin provides {name!r}; {nearest(use, known)}{broken}"
