@@ -60,6 +60,31 @@ def test_what_a_plugin_changes_of_the_process_on_import_is_put_back_and_named(si
     assert "plugin 'changing_plugin' changes it on import" in str(found[0].message)
 
 
+GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+def test_a_group_of_ranks_that_a_plugin_makes_on_import_is_refused(site: Path) -> None:
+    """The job makes one of all its ranks, and there can be only one."""
+    write_module(site, "group_plugin", GROUP + POOLING)
+    with pytest.raises(PluginError, match=r"'group_plugin' .* makes a group of ranks on import"):
+        Registry.load({"plugins": ["group_plugin"]})
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_group_of_ranks_of_a_trainer_stays(site: Path) -> None:
+    write_module(site, "quiet_plugin")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        Registry.load({"plugins": ["quiet_plugin"]})
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_what_a_plugin_changes_that_fails_on_import_is_put_back(site: Path) -> None:
     write_module(site, "changing_and_failing", CHANGES + "raise OSError('no')\n")
     before = state()

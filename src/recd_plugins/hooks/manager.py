@@ -20,7 +20,7 @@ from recd_plugins.hooks import specs
 from recd_plugins.hooks.blame import raised_by, remember
 from recd_plugins.hooks.imported import Provider, available, imported
 from recd_plugins.hooks.markers import PROJECT
-from recd_plugins.hooks.process_state import put_back
+from recd_plugins.hooks.process_state import GROUP_OF_RANKS, put_back
 from recd_plugins.notices import PutBack
 from recd_plugins.slots import SLOTS, CacheRecord, PreprocessRecord, Record, ShardingRecord
 
@@ -84,6 +84,12 @@ class Catalog:
                     self.claims += self._collect(name)
                     self.additions += self._additions(name)
                     names += [one for one in self._brought(name) if one not in names]
+                if GROUP_OF_RANKS in changed:
+                    raise PluginError(
+                        f"plugin {name!r} ({self.providers[name]}) makes a group of ranks on "
+                        "import (torch.distributed.init_process_group), where a job makes the one "
+                        "that there can be: take that out of what is imported."
+                    )
                 self.put_back += [_put_back(name, what) for what in changed]
             except RecdError as error:
                 if strict:

@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 
 from recd_plugins.notices import NoticeWarning, action_on_notices
 
-__all__ = ["put_back"]
+__all__ = ["GROUP_OF_RANKS", "put_back"]
+
+GROUP_OF_RANKS = "the group of ranks (torch.distributed.init_process_group)"
+"""Taken back as all else is, but what gloo has started is not: ranks that are forked later hang."""
 
 
 ANSWERED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
@@ -47,6 +50,8 @@ class _State(NamedTuple):
     """What is called at each signal."""
     on_notices: Any
     """What filters of warnings do with a notice."""
+    ranks_met: bool
+    """Whether there is a process group of all ranks."""
     dtype: Any
     """Torch's default; None where torch is not imported yet."""
     gradients: bool = True
@@ -84,6 +89,11 @@ def _restored(before: _State, after: _State) -> Iterator[str]:
             yield f"the answer to {one.name} (signal.signal)"
     if after.on_notices != before.on_notices:  # filters are for modules to set: nothing to name
         warnings.simplefilter(before.on_notices, NoticeWarning)
+    if after.ranks_met and not before.ranks_met:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        yield GROUP_OF_RANKS
     if after.dtype is None:
         return
     import torch
@@ -116,8 +126,9 @@ def _now() -> _State:
     recursion = sys.getrecursionlimit()
     answers = {one: signal.getsignal(one) for one in ANSWERED}
     torch: Any = sys.modules.get("torch")
+    met = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)()
     if torch is None or not hasattr(torch, "get_default_device"):  # not imported, or not wholly
-        return _State(folder, of_ranks, recursion, answers, action_on_notices(), None)
+        return _State(folder, of_ranks, recursion, answers, action_on_notices(), met, None)
     device = torch.get_default_device()
     return _State(
         folder,
@@ -125,6 +136,7 @@ def _now() -> _State:
         recursion,
         answers,
         action_on_notices(),
+        met,
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
         None if device.type == "cpu" else device,
