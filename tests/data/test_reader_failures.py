@@ -27,7 +27,9 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.batch_reader import DECODING
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
+from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RegistryError
+from recd_plugins.sparse.row_wise import RowWise
 
 # Errors
 
@@ -200,6 +202,26 @@ def test_an_error_of_the_transform_arrives_as_it_is(table, workers):
 def test_a_transform_that_cannot_travel_is_refused(table):
     with pytest.raises(PluginError, match=r"cannot be sent to the reader's workers .*workers to 0"):
         open_loader(table, transform=lambda batch: batch, workers=1)
+
+
+class Locked:
+    """A transform that holds what no other process can have."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, features):
+        return features
+
+
+def test_the_part_of_the_transforms_that_cannot_travel_is_named(table):
+    free, locked = (
+        RowWise(one, who=f"preprocess[{n}]: 'x'") for n, one in enumerate((abs, Locked()))
+    )
+    transform = BatchTransform([(["item"], free), (["item"], locked)])
+    says = r"^preprocess\[1\]: 'x': the code that transforms .* \(cannot pickle '_thread.lock'"
+    with pytest.raises(PluginError, match=says):
+        open_loader(table, transform=transform, workers=1)
 
 
 @pytest.mark.ranks

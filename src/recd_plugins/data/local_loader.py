@@ -443,10 +443,23 @@ def _die_with_rank(worker: int) -> None:
 
 
 def _check_picklable(batches: RankBatches) -> None:
+    if (error := _why_it_stays(batches)) is None:
+        return
+    whose = ""
+    if isinstance(batches.transform, BatchTransform):
+        parts = ((who, _why_it_stays(part)) for who, part in batches.transform.by_record())
+        whose = next((f"{who}: " for who, why in parts if why is not None), "")
+    raise PluginError(
+        f"{whose}the code that transforms batches cannot be sent to the reader's workers "
+        f"({error}): make it picklable (no lambdas, no local functions, no locks, no open files), "
+        "or set reader.workers to 0."
+    ) from error
+
+
+def _why_it_stays(part: object) -> Exception | None:
+    """Why it cannot be pickled; None if it can be."""
     try:
-        ForkingPickler.dumps(batches)
+        ForkingPickler.dumps(part)
     except Exception as error:
-        raise PluginError(
-            f"the code that transforms batches cannot be sent to the reader's workers ({error}): "
-            "make it picklable (no lambdas, no local functions), or set reader.workers to 0."
-        ) from error
+        return error
+    return None

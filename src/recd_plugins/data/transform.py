@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,13 @@ class BatchTransform:
         """Whether a batch went through it, here or in a process that was forked with it, or it was
         pickled for another process."""
         return self._taken_up[0] > 0
+
+    def by_record(self) -> Iterator[tuple[str, object]]:
+        """What it applies, each with what opens its messages: its record and its place."""
+        if self._dedup is not None:
+            yield self._who.removesuffix(": "), self._dedup
+        for _, step in self._steps:
+            yield step.who, step
 
     def __getstate__(self) -> dict[str, Any]:
         self._taken_up[0] = 1
@@ -208,7 +215,8 @@ class DenseStep:
 
     def __init__(self, step: Step) -> None:
         self._transform = step.transform
-        self._who = step.who
+        self.who = step.who
+        """What opens its messages."""
         self.name = step.label
         before, after, made = step.before, step.after(), step.made_of_dense()
         self._made, self._part = made, step.dense_part
@@ -225,7 +233,7 @@ class DenseStep:
         self, dense: Tensor, features: KeyedJaggedTensor
     ) -> tuple[Tensor, KeyedJaggedTensor]:
         transform: Any = self._transform
-        with naming(self._who, "when it was given dense columns"):
+        with naming(self.who, "when it was given dense columns"):
             result = transform(dense[:, self._taken], self._part)
         columns, made = self._parts(result, len(dense))
         whole = dense if columns is None else torch.cat((dense, columns), dim=1)
@@ -236,13 +244,13 @@ class DenseStep:
         transform: Any = self._transform
 
         def columns(some: Tensor) -> Tensor:
-            with naming(self._who, "when it was given dense columns"):
+            with naming(self.who, "when it was given dense columns"):
                 result = transform(some[:, self._taken], self._part)
             made, _ = self._parts(result, len(some))
             return some[:, :0] if made is None else made
 
         if getattr(transform, "row_wise", True):
-            check_dense_rows(columns, dense, self._who)
+            check_dense_rows(columns, dense, self.who)
 
     def _parts(self, result: Any, num_rows: int) -> tuple[Tensor | None, KeyedJaggedTensor | None]:
         """The result's parts, checked to be what `schema` says: dense columns, features, or a pair
@@ -257,7 +265,7 @@ class DenseStep:
             and columns.dtype == torch.float32
         ):
             raise PluginError(
-                f"{self._who} made {_shape(result)}, but its `schema` says dense columns "
+                f"{self.who} made {_shape(result)}, but its `schema` says dense columns "
                 f"[{num_rows}, {width}] float32"
                 + (", and features: let it return a pair of both." if both else ".")
             )
@@ -267,7 +275,7 @@ class DenseStep:
             and made.stride() == num_rows
         ):
             raise PluginError(
-                f"{self._who} made {_shape(result)}, but its `schema` says a KeyedJaggedTensor of "
+                f"{self.who} made {_shape(result)}, but its `schema` says a KeyedJaggedTensor of "
                 f"{', '.join(self._names)} with {so_many(num_rows, 'row')}"
                 + (", behind dense columns: let it return a pair of both." if both else ".")
             )
