@@ -302,8 +302,9 @@ def test_a_rank_that_dies_of_a_signal_is_reported(
             4,
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", "wait_for_end(1)", -9),
+        ("os._exit(7)", "wait_for_end(1)", 7),
     ],
-    ids=["raises", "is killed"],
+    ids=["raises", "is killed", "exits"],
 )
 def test_the_rank_that_failed_first_is_reported_though_its_peer_ends_before_it(
     launch: Launch, program: Callable[[str], list[str]], fails: str, follows: str, ended: int

@@ -24,7 +24,15 @@ from recd_plugins.describe import bare, describe, field_docs, type_hints
 from recd_plugins.errors import DataError, RegistryError, nearest, shown, without_frames
 from recd_plugins.storage.uri import Location, Uri, is_uri, location_of
 
-__all__ = ["Config", "Range", "idle_options", "option_path", "parse", "path_of"]
+__all__ = [
+    "Config",
+    "Range",
+    "idle_options",
+    "option_path",
+    "parse",
+    "path_of",
+    "wrong_with_defaults",
+]
 
 C = TypeVar("C")
 

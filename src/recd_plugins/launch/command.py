@@ -45,6 +45,9 @@ EXPLAINED = 3
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of a command line that Ctrl-C ended."""
 
+OWN_CODES = (0, 1, 2, EXPLAINED, INTERRUPTED, 128 + signal.SIGTERM)
+"""The exit codes with which Python, and this project, end a rank, alone or since its peers fail."""
+
 GRACE = 30.0
 """Seconds that a rank which says that it failed first gets to end, once another has ended of it."""
 
@@ -271,6 +274,9 @@ def _cause(found: _Rank, processes: list[_Rank], store: Store) -> _Rank:
         for process, code in zip(processes, codes, strict=True):
             # It could say nothing. By SIGABRT libraries end a process whose peers do not answer.
             if code is not None and code < 0 and code != -signal.SIGABRT:
+                return process
+            # Nor could it if code of its own called `os._exit`.
+            if first not in (None, process.rank) and code is not None and code not in OWN_CODES:
                 return process
         if first is None or codes[first] is not None:
             break
