@@ -302,7 +302,11 @@ def test_a_rank_that_dies_of_a_signal_is_reported(
             4,
         ),
         ("os.kill(os.getpid(), signal.SIGKILL)", "wait_for_end(1)", -9),
-        ("os._exit(7)", "wait_for_end(1)", 7),
+        (
+            "wait_for('left'); os._exit(7)",
+            "leave_failure(); Path('left').touch(); wait_for_end(1)",
+            7,
+        ),
     ],
     ids=["raises", "is killed", "exits"],
 )
