@@ -808,6 +808,21 @@ def test_what_a_callback_leaves_can_be_written(
     Callbacks([(Callback(), choice)]).call(event, training, right)
 
 
+@pytest.mark.parametrize("state", [None, [1], 3])
+def test_a_state_that_is_no_dict_is_refused_before_it_is_lost(tmp_path: Path, state: Any) -> None:
+    """As that of a method which lacks its `return`: a resumed run would begin without it."""
+
+    class Keeps(Callback):
+        def state_dict(self) -> Any:
+            return state
+
+    ((_, choice),) = load(registry(tmp_path, {"use": "schedule", "warmup": 2})).callbacks()
+    says = r"^callbacks\[0\]: state_dict of Keeps returned .*\. Return what it keeps as a dict"
+    with pytest.raises(PluginError, match=says):
+        Callbacks([(Keeps(), choice)]).state_dict()
+    assert Callbacks([(Callback(), choice)]).state_dict() == {}
+
+
 @pytest.mark.parametrize(
     ("leave", "says"),
     [

@@ -142,7 +142,12 @@ class Callbacks:
         states = {}
         for name, callback, choice in self._chosen():
             with choice.named("in state_dict"):
-                state = callback.state_dict()
+                state: object = callback.state_dict()
+            if not isinstance(state, dict):
+                raise PluginError(
+                    f"{choice.where}: state_dict of {type(callback).__name__} returned "
+                    f"{shown(state)}. Return what it keeps as a dict, an empty one for nothing."
+                )
             try:
                 json.dumps(state)
             except (TypeError, ValueError) as error:
