@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.transform_check import check_dense_rows, check_rows
+from recd_plugins.data.transform_check import check_rows
 from recd_plugins.errors import DataError, PluginError, listed, naming, nearest, so_many
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
@@ -138,13 +138,8 @@ class BatchTransform:
         checks = _is_checked(self._transformed_so_far)
         began = time.perf_counter()
         for (names, step), label in zip(self._steps, self._labels, strict=True):
-            if checks:
-                if not isinstance(step, DenseStep):
-                    for each in (plain, *([] if shared is None else [shared])):
-                        check_rows(step, _of_all_samples(each.whole), names)
-                elif dense is not None:
-                    step.check_rows(dense)
-                began = time.perf_counter()
+            if checks and shared is not None and not isinstance(step, DenseStep):
+                _check_rows(step, shared.whole, names)
             if not isinstance(step, DenseStep):
                 plain.apply(step, names)
                 if shared is not None:
@@ -239,19 +234,6 @@ class DenseStep:
         whole = dense if columns is None else torch.cat((dense, columns), dim=1)
         return whole[:, self._order], features if made is None else _joined(features, made)
 
-    def check_rows(self, dense: Tensor) -> None:
-        """Raises `PluginError` if a sample's columns depend on the other samples."""
-        transform: Any = self._transform
-
-        def columns(some: Tensor) -> Tensor:
-            with naming(self.who, "when it was given dense columns"):
-                result = transform(some[:, self._taken], self._part)
-            made, _ = self._parts(result, len(some))
-            return some[:, :0] if made is None else made
-
-        if getattr(transform, "row_wise", True):
-            check_dense_rows(columns, dense, self.who)
-
     def _parts(self, result: Any, num_rows: int) -> tuple[Tensor | None, KeyedJaggedTensor | None]:
         """The result's parts, checked to be what `schema` says: dense columns, features, or a pair
         of both."""
@@ -287,8 +269,12 @@ def _is_checked(batch: int) -> bool:
     return not batch & batch - 1
 
 
-def _of_all_samples(features: KeyedJaggedTensor | DeduplicatedFeatures) -> KeyedJaggedTensor:
-    return features.to_kjt() if isinstance(features, DeduplicatedFeatures) else features
+def _check_rows(
+    step: RowWise, features: KeyedJaggedTensor | DeduplicatedFeatures, names: Collection[str]
+) -> None:
+    """Check what a step that is about to run on unique samples makes of all samples."""
+    if isinstance(features, DeduplicatedFeatures):
+        check_rows(step, features.to_kjt(), names)
 
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:

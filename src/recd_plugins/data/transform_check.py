@@ -1,9 +1,9 @@
-"""Holds a transform to its contract on batches of a job: it leaves what it is given as it is, and a
-row's result depends on that row alone."""
+"""Holds a transform to what unique samples take for granted: that a row's result depends on that
+row alone. Where nothing is deduplicated, a transform may look at what it likes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -13,105 +13,82 @@ from recd_plugins.errors import PluginError
 from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.row_wise import RowWise
 
-__all__ = ["check_dense_rows", "check_rows"]
+__all__ = ["check_rows"]
 
 ROUNDING = 1e-3
-"""The relative difference that floats may have: kernels round otherwise where a row is elsewhere in
-memory."""
+"""The relative difference that weights may have: kernels round otherwise where a row is elsewhere
+in memory."""
 ROWS_PER_FLIP = 100
 """One of so many rows may differ in its ids: rounding may move a number over the bound of a bucket.
 A transform that looks at other rows changes more of them."""
 
 
 def check_rows(step: RowWise, features: KeyedJaggedTensor, names: Collection[str]) -> None:
-    """Raises `PluginError` if the step changes the features that it is given, or makes of some rows
-    of `names` something else where these rows come alone."""
-    plain = features.values().is_cpu and not features.variable_stride_per_key()
+    """Raises `PluginError` if the step makes of some rows of `names` something else where these
+    rows come alone. The features stay as they are, also if the step works in place."""
     others = [key for key in features.keys() if key not in names]  # noqa: SIM118  # no mapping
-    if not plain or len(others) == len(features.keys()):
+    rows = _half(features.stride())
+    taken = len(others) < len(features.keys()) and not features.variable_stride_per_key()
+    if not (step.row_wise and taken and features.values().is_cpu and len(rows)):
         return
     given = without(features, others)
-    before = WeightedJagged.of(given)
-    ids, lengths = before.values.clone(), before.lengths.clone()
-    made = WeightedJagged.of(step(given))
-    if not (torch.equal(ids, given.values()) and torch.equal(lengths, before.lengths)):
-        raise PluginError(
-            f"{step.who} changes the features that it is given, which are the batch's own: it "
-            "would change them once more where a batch comes again. Have it work on a copy."
-        )
-    chosen = _half(features.stride())
-    if not step.row_wise or not len(chosen):
-        return
-    some = before.select(_in_all_keys(chosen, features.stride(), len(given.keys())))
-    part = KeyedJaggedTensor(
-        keys=given.keys(),
-        values=some.values,
-        lengths=some.lengths,
-        weights=some.weights,
-        stride=len(chosen),
-    )
-    of_some = step(part)
-    keys = of_some.keys()
-    alone = WeightedJagged.of(of_some)
-    among = made.select(_in_all_keys(chosen, features.stride(), len(keys)))
-    differ = _rows_that_differ(alone, among)
+    made = _made(step, given)
+    alone = _made(step, _select(given, rows))
+    keys = alone.keys()
+    expected, found = (WeightedJagged.of(one) for one in (_select(made, rows), alone))
+    differ = _rows_that_differ(found, expected)
     if int(differ.sum()) <= len(differ) // ROWS_PER_FLIP:
         return
     first = int(differ.nonzero()[0])
-    whose = f"{keys[first // len(chosen)]!r} of sample {int(chosen[first % len(chosen)])}"
-    raise _of_other_rows(
-        step.who,
-        f"{whose} of a batch became {_ids(among, first)}, and {_ids(alone, first)} where half of "
-        "the batch came",
-        repeats=not bool(_rows_that_differ(WeightedJagged.of(step(given)), made).any()),
+    seen = (
+        f"{keys[first // len(rows)]!r} of sample {int(rows[first % len(rows)])} of a batch became "
+        f"{_ids(expected, first)}, and {_ids(found, first)} where half of the batch came"
     )
-
-
-def check_dense_rows(transform: Callable[[Tensor], Tensor], columns: Tensor, who: str) -> None:
-    """Raises `PluginError` if the transform makes of some rows of [B, W] columns something else
-    where these rows come alone."""
-    chosen = _half(len(columns))
-    if not columns.is_cpu or not len(chosen):
-        return
-    made, alone = transform(columns), transform(columns[chosen])
-    among = made[chosen]
-    differ = ~torch.isclose(alone, among, rtol=ROUNDING, atol=ROUNDING**2, equal_nan=True)
-    rows = differ.any(dim=1)
-    if int(rows.sum()) <= len(rows) // ROWS_PER_FLIP:
-        return
-    row, column = (int(one) for one in differ.nonzero()[0])
-
-    raise _of_other_rows(
-        who,
-        f"its column {column} of sample {int(chosen[row])} of a batch was "
-        f"{float(among[row, column]):g}, and {float(alone[row, column]):g} where half of the batch "
-        "came",
-        repeats=torch.allclose(transform(columns), made, rtol=ROUNDING, equal_nan=True),
-    )
-
-
-def _of_other_rows(who: str, seen: str, *, repeats: bool) -> PluginError:
-    """The error about what was seen, by whether the same batch gives the same result again."""
-    if not repeats:
-        return PluginError(
-            f"{who} makes something else of the same batch each time: {seen}. A run that resumes "
-            "makes batches anew: have it draw nothing that it does not seed by the ids, and keep "
-            "nothing from batch to batch."
+    again = WeightedJagged.of(_made(step, given))
+    if bool(_rows_that_differ(again, WeightedJagged.of(made)).any()):
+        raise PluginError(
+            f"{step.who} makes something else of the same batch each time: {seen}. All samples "
+            "that share a unique sample would share what it draws: seed it by the ids, or leave "
+            "these features out of dedup.groups."
         )
-    return PluginError(
-        f"{who} makes of a row what depends on the other rows of its batch: {seen}. Have it "
-        "transform each row by itself, or say `row_wise = False` where it must look at others."
+    raise PluginError(
+        f"{step.who} makes of a row what depends on the other rows of its batch: {seen}. Of unique "
+        "samples it would make something else than of all: have it transform each row by itself, "
+        "or say `row_wise = False` and leave these features out of dedup.groups."
+    )
+
+
+def _made(step: RowWise, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """What the step makes of a copy."""
+    rows = WeightedJagged.of(features)
+    weights = None if rows.weights is None else rows.weights.clone()
+    copied = KeyedJaggedTensor(
+        keys=features.keys(),
+        values=rows.values.clone(),
+        lengths=rows.lengths.clone(),
+        weights=weights,
+        stride=features.stride(),
+    )
+    return step(copied)
+
+
+def _select(features: KeyedJaggedTensor, rows: Tensor) -> KeyedJaggedTensor:
+    """These rows of each key."""
+    keys, stride = features.keys(), features.stride()
+    places = (torch.arange(len(keys)).unsqueeze(1) * stride + rows).reshape(-1)
+    some = WeightedJagged.of(features).select(places)
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=some.values,
+        lengths=some.lengths,
+        weights=some.weights,
+        stride=len(rows),
     )
 
 
 def _half(rows: int) -> Tensor:
     """Every other of so many rows, the last one first; none if that would be all of them."""
     return torch.arange(rows - 1, 0 if rows % 2 else -1, -2) if rows > 1 else torch.arange(0)
-
-
-def _in_all_keys(rows: Tensor, stride: int, keys: int) -> Tensor:
-    """The places of these rows of each key, among the rows of all keys one after another."""
-    return (torch.arange(keys).unsqueeze(1) * stride + rows).reshape(-1)
 
 
 def _rows_that_differ(one: WeightedJagged, other: WeightedJagged) -> Tensor:
