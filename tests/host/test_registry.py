@@ -295,7 +295,10 @@ def test_a_slot_that_nothing_fills_names_what_could(plugin: str) -> None:
         ({"topology": "gone.yaml"}, "topology: gone.yaml: there is no such file"),
         ({"topology": {"use": "locl"}}, "topology: unknown preset 'locl'; did you mean 'local'?"),
         ({"topology": {"ranks": 1}}, "topology.ranks: unknown option 'ranks'; did you mean"),
-        ({"topology": {"host_memory_gb": 0}}, "topology.host_memory_gb: must be >= 1e-09 and <= 1e+09"),
+        (
+            {"topology": {"host_memory_gb": 0}},
+            "topology.host_memory_gb: must be >= 1e-09 and <= 1e+09",
+        ),
         ({"sharding": {"reserve": 1}}, "sharding.reserve: must be >= 0 and < 1, but is 1.0."),
     ],
 )
