@@ -46,19 +46,6 @@ __all__ = [
 I64 = npt.NDArray[np.int64]
 
 
-def _with_num_ids(schema: Schema, num_ids: int) -> Schema:
-    return schema.replace(
-        dataclasses.replace(feature, num_ids=num_ids) for feature in schema.sparse
-    )
-
-
-def _narrowed(ids: Tensor, like: Tensor, num_ids: int) -> Tensor:
-    """The ids, as int32 again if `like` is int32 and the range allows it."""
-    if like.dtype == ids.dtype:
-        return ids
-    return ids.to(like.dtype) if num_ids - 1 <= torch.iinfo(like.dtype).max else ids
-
-
 @dataclass(frozen=True, kw_only=True)
 class ClampConfig(Config):
     """The range, its ends in it."""
@@ -447,3 +434,16 @@ def _hours(times: I64, scale: np.int64, changes: I64, offsets: I64, hours: I64) 
 def build_get_local_hour(config: GetLocalHourConfig, context: Context) -> GetLocalHour:
     """The record's build."""
     return GetLocalHour(config.zone, config.unit)
+
+
+def _with_num_ids(schema: Schema, num_ids: int) -> Schema:
+    return schema.replace(
+        dataclasses.replace(feature, num_ids=num_ids) for feature in schema.sparse
+    )
+
+
+def _narrowed(ids: Tensor, like: Tensor, num_ids: int) -> Tensor:
+    """The ids, as int32 again if `like` is int32 and the range allows it."""
+    if like.dtype == ids.dtype:
+        return ids
+    return ids.to(like.dtype) if num_ids - 1 <= torch.iinfo(like.dtype).max else ids

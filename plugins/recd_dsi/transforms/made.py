@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 I64 = npt.NDArray[np.int64]
-Words = tuple[I64, I64]
+Arrays = tuple[I64, I64]
 """The ids and lengths of a feature's rows, for compiled loops."""
 
 
@@ -67,10 +67,10 @@ class Rows(NamedTuple):
         )
 
     @classmethod
-    def of_words(cls, ids: I64, lengths: I64) -> Rows:
+    def of_arrays(cls, ids: I64, lengths: I64) -> Rows:
         return cls(torch.from_numpy(ids), torch.from_numpy(lengths))
 
-    def words(self) -> Words:
+    def arrays(self) -> Arrays:
         """The ids and lengths, for compiled loops."""
         return self.ids.contiguous().numpy(), self.lengths.contiguous().numpy()
 
@@ -80,8 +80,8 @@ class Rows(NamedTuple):
         return self.lengths.cumsum(0) - self.lengths
 
 
-def _words(features: KeyedJaggedTensor, names: Sequence[str]) -> Iterator[Words]:
-    """`Rows.of(...).words()` of some features on CPU, without tensors in between: making these
+def _arrays(features: KeyedJaggedTensor, names: Sequence[str]) -> Iterator[Arrays]:
+    """`Rows.of(...).arrays()` of some features on CPU, without tensors in between: making these
     would take longer than the work on a small batch's ids."""
     ids, lengths = features.values().numpy(), features.lengths().numpy()
     keys, ends, stride = features.keys(), features.offset_per_key(), features.stride()
@@ -196,17 +196,17 @@ class NGram(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         if features.values().is_cpu and len(self.takes) == 1:
-            return self._by_kernel(*_words(features, self.takes))
+            return self._by_kernel(*_arrays(features, self.takes))
         rows = _side_by_side([Rows.of(features, name) for name in self.takes])
         if rows.ids.is_cpu:
-            return self._by_kernel(rows.words())
+            return self._by_kernel(rows.arrays())
         counts = (rows.lengths - (self.n - 1)).clamp_(min=0)
         return Rows(self._by_torch(rows, counts), counts)
 
-    def _by_kernel(self, words: Words) -> Rows:
-        made, counts = np.empty_like(words[0]), np.empty_like(words[1])
+    def _by_kernel(self, arrays: Arrays) -> Rows:
+        made, counts = np.empty_like(arrays[0]), np.empty_like(arrays[1])
         key, modulo = np.int64(self._key), np.int64(self.modulo)
-        return Rows.of_words(made[: _n_grams(*words, self.n, key, modulo, made, counts)], counts)
+        return Rows.of_arrays(made[: _n_grams(*arrays, self.n, key, modulo, made, counts)], counts)
 
     def _by_torch(self, rows: Rows, counts: Tensor) -> Tensor:
         first = torch.repeat_interleave(rows.begins - (counts.cumsum(0) - counts), counts)
@@ -293,12 +293,12 @@ class Cartesian(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         if features.values().is_cpu:
-            a, b = _words(features, self.takes)
+            a, b = _arrays(features, self.takes)
             counts = a[1] * b[1]
             made = np.empty(counts.sum(), np.int64)
             key, modulo = np.int64(self._key), np.int64(self.modulo)
             _pairs(*a, *b, key, modulo, made)
-            return Rows.of_words(made, counts)
+            return Rows.of_arrays(made, counts)
         left, right = (Rows.of(features, name) for name in self.takes)
         return Rows(self._by_torch(left, right), left.lengths * right.lengths)
 
@@ -347,9 +347,9 @@ class Intersection(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         if features.values().is_cpu and features.weights_or_none() is None:
-            a, b = _words(features, self.takes)
+            a, b = _arrays(features, self.takes)
             made, lengths = np.empty_like(a[0]), np.empty_like(a[1])
-            return Rows.of_words(made[: intersected(*a, *b, made, lengths)], lengths)
+            return Rows.of_arrays(made[: intersected(*a, *b, made, lengths)], lengths)
         left, right = (Rows.of(features, name) for name in self.takes)
         return _kept(left, in_rows(left, right))
 
@@ -373,9 +373,9 @@ class Union(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         if features.values().is_cpu and features.weights_or_none() is None:
-            a, b = _words(features, self.takes)
+            a, b = _arrays(features, self.takes)
             made, lengths = np.empty(len(a[0]) + len(b[0]), np.int64), np.empty_like(a[1])
-            return Rows.of_words(made[: united(*a, *b, made, lengths)], lengths)
+            return Rows.of_arrays(made[: united(*a, *b, made, lengths)], lengths)
         left, right = (Rows.of(features, name) for name in self.takes)
         more = _kept(right, ~in_rows(right, left))
         joined = _side_by_side([left, more])
@@ -409,11 +409,7 @@ def in_rows(rows: Rows, others: Rows) -> Tensor:
     if not rows.ids.is_cpu:
         return in_rows_by_torch(rows, others)
     found = torch.empty(len(rows.ids), dtype=torch.bool)
-    in_others(
-        *(part.contiguous().numpy() for part in (rows.ids, rows.lengths)),
-        *(part.contiguous().numpy() for part in (others.ids, others.lengths)),
-        found.numpy(),
-    )
+    in_others(*rows.arrays(), *others.arrays(), found.numpy())
     return found
 
 
@@ -447,10 +443,10 @@ class Enumerate(NewFeature):
 
     def made(self, features: KeyedJaggedTensor) -> Rows:
         if features.values().is_cpu:
-            ((ids, lengths),) = _words(features, self.takes)
+            ((ids, lengths),) = _arrays(features, self.takes)
             made = np.empty(len(ids), np.int64)
             _count_up(lengths, self.longest, made)
-            return Rows.of_words(made, lengths)
+            return Rows.of_arrays(made, lengths)
         rows = Rows.of(features, self.takes[0])
         return Rows(places_in_rows(rows.lengths).clamp_(max=self.longest - 1), rows.lengths)
 
