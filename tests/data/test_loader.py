@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
 
-from recd_plugins.data import local_loader
+from recd_plugins.data import rank_batches
 from recd_plugins.data.batch_reader import GENTLY, BatchReader
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.local_loader import RankBatches
 from recd_plugins.data.order import Shares
+from recd_plugins.data.rank_batches import RankBatches
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stripe_reader import StripeReader
 from recd_plugins.data.table import Table
@@ -393,7 +393,7 @@ def test_what_is_no_state_is_refused(table):
 def test_blocks_from_all_over_an_epoch_are_its_batches(tmp_path, monkeypatch, workers, whole):
     """Read whole or jumped to, each block holds batches of the epoch, as they would come."""
     if not whole:
-        monkeypatch.setattr(local_loader, "WINDOW_ROWS", 1)
+        monkeypatch.setattr(rank_batches, "WINDOW_ROWS", 1)
     table = write(tmp_path / "table", 2048, 64)
     loader = open_loader(table, rank=1, world_size=2, batch_size=16, workers=workers)
     assert isinstance(loader, SpreadsBatches)

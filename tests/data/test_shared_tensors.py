@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from known_rows import open_loader
 
-from recd_plugins.data import local_loader
+from recd_plugins.data import rank_batches
 from recd_plugins.data.shared_tensors import share_memory
 from recd_plugins.errors import CapabilityError
 
@@ -22,7 +22,7 @@ def test_a_worker_hands_over_an_error_in_place_of_a_batch_that_has_no_room(table
         raise RuntimeError(f"{FULL}\nException raised from ...")
 
     monkeypatch.setattr("torch.Tensor.share_memory_", refuse)
-    monkeypatch.setattr(local_loader, "get_worker_info", lambda: SimpleNamespace(id=0))
+    monkeypatch.setattr(rank_batches, "get_worker_info", lambda: SimpleNamespace(id=0))
     (handed,) = open_loader(table).source.batches(0, 0)
     assert isinstance(handed.batch, CapabilityError)
     assert str(handed.batch).startswith("reader.workers: what a worker reads goes to its rank in")

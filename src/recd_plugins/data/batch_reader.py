@@ -36,12 +36,12 @@ from recd_plugins.data.order import Order, Piece, ReadWindow, runs_of
 from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
 from recd_plugins.data.stripe_reader import StripeReader
 from recd_plugins.data.table import Table
-from recd_plugins.errors import DataError, RegistryError, so_many
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
 from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
 from recd_plugins.sparse.rows.take import take_blocks
 
-__all__ = ["DECODING", "BatchReader", "key_column"]
+__all__ = ["DECODING", "BatchReader"]
 
 DECODING = 2
 """How many stripes are decoded at a time if batches wait for them: while one is read and checked,
@@ -52,64 +52,6 @@ GENTLY = 5
 thread wants, too."""
 
 I64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class WindowPart:
-    """b rows of a window that go into one batch."""
-
-    dense: Tensor
-    """[b, n_dense] float32."""
-    labels: Tensor
-    """[b] float32; [b, T] of T labels."""
-    weights: Tensor
-    """[b] float32; 0 marks padding."""
-    features: RowBlock
-    """The features that go into the batch."""
-    unjoined: Picked
-    """The features that do not, their rows in a pool."""
-    beside: Mapping[str, Tensor]
-    """The columns requested in addition to the features, [b] int64 each."""
-
-
-Decoded = tuple[DecodedRows, ReadSeconds]
-"""A piece of a window, and the seconds that decoding it took."""
-Loaded = tuple[list[WindowPart], Mapping[str, float]]
-"""The parts of a window, and the seconds that they took."""
-
-
-class _Threads(NamedTuple):
-    """The threads that load windows."""
-
-    decoding: Executor
-    """They decode a piece each."""
-    gathering: Executor
-    each: Each
-    """The threads that copy features of a window, or none beside the one that gathers it."""
-
-
-class _Turns:
-    """Lets only so many threads at a time be inside it."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._inside = most, 0
-        self._change = threading.Condition()
-
-    def allow(self, most: int) -> None:
-        """From now on, let in `most` threads at a time; whoever is inside stays."""
-        with self._change:
-            self._most = most
-            self._change.notify_all()
-
-    def __enter__(self) -> None:
-        with self._change:
-            self._change.wait_for(lambda: self._inside < self._most)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._change:
-            self._inside -= 1
-            self._change.notify()
 
 
 class BatchReader:
@@ -152,13 +94,13 @@ class BatchReader:
         keys = {*self._beside.values(), *filter(None, [self._session_id])}
         self._decoding = min(DECODING, self._threads)
         self._idle: SimpleQueue[StripeReader] = SimpleQueue()
-        """Those that no thread uses at present."""
+        """The readers of stripes that no thread uses at present."""
         for _ in range(self._decoding):
             stripes = StripeReader(
                 table, threads=threads, keys=sorted(keys), left_out=left_out, tries=tries
             )
             self._idle.put(stripes)
-        self._turns = _Turns(self._decoding)
+        self._gate = _Gate(self._decoding)
         self.seconds = ReadSeconds()
         """The seconds spent on the windows from which a batch has been made so far."""
 
@@ -230,7 +172,7 @@ class BatchReader:
         began = time.perf_counter()
         loaded = window.result()
         waited = time.perf_counter() - began
-        self._turns.allow(self._decoding if waited > used else 1)
+        self._gate.allow(self._decoding if waited > used else 1)
         return loaded
 
     def _windows(self, epoch: int, stream: int, wanted: range) -> Iterator[ReadWindow]:
@@ -262,7 +204,7 @@ class BatchReader:
     def _decode(self, piece: Piece) -> Decoded:
         """The piece's rows, and the seconds that took."""
         seconds = ReadSeconds()
-        with self._turns:
+        with self._gate:
             began, stripes = time.perf_counter(), self._idle.get()
             try:
                 rows = stripes.decode(piece)
@@ -306,7 +248,7 @@ class BatchReader:
     def _asked(
         self, pieces: Sequence[DecodedRows], order: I64, sizes: Sequence[int]
     ) -> list[dict[str, Tensor]]:
-        """Each part's sessions and times, if they were requested in addition to the features."""
+        """Each part's columns that were requested in addition to the features, by name."""
         columns = {
             name: take_blocks(
                 [_whole_numbers(piece.keys[key], key) for piece in pieces], order, sizes
@@ -328,16 +270,62 @@ class BatchReader:
         return batch, PooledColumns(self._unjoined, [part.unjoined for part in parts], beside)
 
 
-def key_column(table: Table, name: str) -> str:
-    """The table's column of sessions or of times."""
-    column: str | None = getattr(table.schema, name)
-    if column is None:
-        raise RegistryError(
-            f"the converter asks for {name}, but the table {table.path} has no such column: {name} "
-            "of its schema is null. Name the column there, or choose another converter.",
-            "dedup",
-        )
-    return column
+@dataclass(frozen=True)
+class WindowPart:
+    """b rows of a window that go into one batch."""
+
+    dense: Tensor
+    """[b, n_dense] float32."""
+    labels: Tensor
+    """[b] float32; [b, T] of T labels."""
+    weights: Tensor
+    """[b] float32; 0 marks padding."""
+    features: RowBlock
+    """The features that go into the batch."""
+    unjoined: Picked
+    """The features that do not, their rows in a pool."""
+    beside: Mapping[str, Tensor]
+    """The columns requested in addition to the features, [b] int64 each."""
+
+
+Decoded = tuple[DecodedRows, ReadSeconds]
+"""A piece of a window, and the seconds that decoding it took."""
+Loaded = tuple[list[WindowPart], Mapping[str, float]]
+"""The parts of a window, and the seconds that they took."""
+
+
+class _Threads(NamedTuple):
+    """The threads that load windows."""
+
+    decoding: Executor
+    """They decode a piece each."""
+    gathering: Executor
+    each: Each
+    """The threads that copy features of a window, or none beside the one that gathers it."""
+
+
+class _Gate:
+    """Lets only so many threads be inside it at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._inside = most, 0
+        self._change = threading.Condition()
+
+    def allow(self, most: int) -> None:
+        """From now on, let in `most` threads at a time; whoever is inside stays."""
+        with self._change:
+            self._most = most
+            self._change.notify_all()
+
+    def __enter__(self) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._inside < self._most)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._inside -= 1
+            self._change.notify()
 
 
 def _give_way() -> None:

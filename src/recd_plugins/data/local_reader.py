@@ -118,10 +118,8 @@ class LocalReader(GivesNotices):
         split: Split,
         transform: Callable[[Batch], Batch] | None = None,
     ) -> LocalLoader:
-        from recd_plugins.data.local_loader import (  # torch, torchrec: seconds
-            LocalLoader,
-            RankBatches,
-        )
+        from recd_plugins.data.local_loader import LocalLoader  # torch, torchrec: seconds
+        from recd_plugins.data.rank_batches import RankBatches
 
         config, train = self._config, split == "train"
         consumers = world_size * config.consumers

@@ -17,9 +17,8 @@ from recd_plugins.storage.uri import Location
 
 __all__ = ["StripeReader"]
 
-PAUSE = 0.05
-"""Seconds: the first wait before a stripe is tried again is twice as long, the next one four
-times."""
+PAUSE = 0.1
+"""Seconds before a stripe is tried a second time; each later pause is twice as long."""
 OPEN_FILES = 16
 """How many files, the last used ones, stay open: an epoch reads a file's stripes in any order."""
 
@@ -68,7 +67,7 @@ class StripeReader:
                 self._forget(self._table.stripes[piece.stripe].file)
                 if tried == self._tries:
                     raise DamagedStripe(str(error), piece.stripe) from error
-                time.sleep(PAUSE * 2**tried)
+                time.sleep(PAUSE * 2 ** (tried - 1))
         raise AssertionError("a stripe is tried at least once")
 
     def _decode(self, piece: Piece) -> DecodedRows:
