@@ -159,29 +159,44 @@ class BatchTransform:
     def _deduplicated(
         self, dedup: DedupConverter, features: KeyedJaggedTensor, unjoined: Columns | None
     ) -> tuple[KeyedJaggedTensor, Any]:
-        if self.asks and unjoined is None:
-            raise PluginError(
-                f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which did "
-                "not come with these features. `reader: local` passes it on; a trainer's own "
-                "batches have only a KJT, so there a converter must work without it."
-            )
-        taken = JoinedColumns(features) if unjoined is None else unjoined
-        for key in self.takes:
-            if key not in taken.keys:
-                raise PluginError(
-                    f"{self._who}{type(dedup).__name__} takes feature {key!r}, which does not "
-                    f"exist; {nearest(key, taken.keys)}"
-                )
-        if unjoined is None:
-            keys = features.keys()
-            taken = JoinedColumns(without(features, [key for key in keys if key not in self.takes]))
-            features = without(features, self.takes)
+        """The features that the converter leaves, and what it makes of those that it takes."""
+        features, taken = self._parted(dedup, features, unjoined)
         whose = f"{self._who}`convert` of {type(dedup).__name__}"
         self._converted += 1
         checks = _is_checked(self._converted)
         given = _copied(taken.to_kjt()) if checks else {}
         with naming(whose, "when it was given columns"):
             made = dedup.convert(taken)
+        self._check_features(made, whose)
+        if checks:
+            _check_samples(made, given, whose)
+        return features, made
+
+    def _parted(
+        self, dedup: DedupConverter, features: KeyedJaggedTensor, unjoined: Columns | None
+    ) -> tuple[KeyedJaggedTensor, Columns]:
+        """The features that the converter leaves, and those that it takes; raises `PluginError` if
+        it asks for what is not there."""
+        if self.asks and unjoined is None:
+            raise PluginError(
+                f"{self._who}{type(dedup).__name__} asks for {' and '.join(self.asks)}, which did "
+                "not come with these features. `reader: local` passes it on; a trainer's own "
+                "batches have only a KJT, so there a converter must work without it."
+            )
+        there = features.keys() if unjoined is None else unjoined.keys
+        for key in self.takes:
+            if key not in there:
+                raise PluginError(
+                    f"{self._who}{type(dedup).__name__} takes feature {key!r}, which does not "
+                    f"exist; {nearest(key, there)}"
+                )
+        if unjoined is not None:
+            return features, unjoined
+        taken = without(features, [key for key in there if key not in self.takes])
+        return without(features, self.takes), JoinedColumns(taken)
+
+    def _check_features(self, made: Any, whose: str) -> None:
+        """Raises `PluginError` if what a converter made is not of the features that it takes."""
         if made is None:
             raise PluginError(
                 f"{whose} returned None, though it takes {listed(self.takes, kind='feature')}. "
@@ -193,15 +208,6 @@ class BatchTransform:
                 f"{whose} returned {listed(shared.keys(), kind='feature')}, where its `groups` "
                 f"name {listed(sorted(self.takes))}. Let it return these, and no others."
             )
-        if checks and isinstance(made, InverseKeyedJaggedTensor):
-            try:
-                made.validate()
-            except DataError as error:
-                raise PluginError(f"{whose} returned what breaks its rules: {error}") from error
-        if checks and isinstance(made, KeyedJaggedTensor | DeduplicatedFeatures):
-            back = made.to_kjt() if isinstance(made, DeduplicatedFeatures) else made
-            _check_same_samples(given, WeightedJagged.by_key(back), whose)
-        return features, made
 
 
 class DenseStep:
@@ -378,12 +384,20 @@ def _copied(features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:
     }
 
 
-def _check_same_samples(
-    given: Mapping[str, WeightedJagged], made: Mapping[str, WeightedJagged], whose: str
-) -> None:
-    """Raises `PluginError` if a converter's samples are not those that it was given."""
+def _check_samples(made: Any, given: Mapping[str, WeightedJagged], whose: str) -> None:
+    """Raises `PluginError` if a converter's samples are not those that it was given, or its IKJT
+    breaks the rules of the class."""
+    if isinstance(made, InverseKeyedJaggedTensor):
+        try:
+            made.validate()
+        except DataError as error:
+            raise PluginError(f"{whose} returned what breaks its rules: {error}") from error
+    if not isinstance(made, KeyedJaggedTensor | DeduplicatedFeatures):
+        return
+    all_rows = made.to_kjt() if isinstance(made, DeduplicatedFeatures) else made
+    expanded = WeightedJagged.by_key(all_rows)
     for key, rows in given.items():
-        back = made[key]
+        back = expanded[key]
         if len(rows.lengths) != len(back.lengths):
             raise PluginError(
                 f"{whose} returned {len(back.lengths)} samples of {key!r} for "
