@@ -89,23 +89,17 @@ class ColumnSurvey:
 
 
 def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey:
-    kind = column.type
-    lengths, width = None, None
-    lists = is_list(kind)
-    values = column
-    nulls = column.null_count
-    if lists:
-        lengths, width = _lengths(column)
-        values = pa.chunked_array([one.flatten() for one in column.chunks], kind.value_type)
-    elif pa.types.is_map(kind):
+    """What the column of a sample shows; `rows` is the number of all rows, of which the sample has
+    some."""
+    kind, lists, nulls = column.type, is_list(column.type), column.null_count
+    if pa.types.is_map(kind):
         scored = _is_number(kind.item_type)
         return ColumnSurvey(
             name=name, type=kind, seems="scored ids" if scored else "unknown", is_list=True,
             width=None, rows=len(column), nulls=nulls, values=0, distinct=0, estimate=0,
         )  # fmt: skip
-    values = _of_few_types(undressed(values))
-    if pa.types.is_timestamp(values.type):  # Python's times have no nanoseconds
-        values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
+    lengths, width = _lengths(column) if lists else (None, None)
+    values = _elements(column)
     seems = _seems(values.type)
     if seems == "scored ids" and not lists:
         seems = "unknown"
@@ -116,19 +110,17 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
             lengths=lengths,
         )  # fmt: skip
     present = values.drop_null()
-    fills = None
-    if lists and len(present):
-        fills = filling(present, width if len(present) == len(values) else None)
-        if fills is not None:
-            present = present.filter(pc.not_equal(present, pa.scalar(fills, present.type)))
+    fills: int | str | None = None
+    if lists:
+        present, fills = _unpadded(present, width if len(present) == len(values) else None)
     if seems == "numbers":
         present = present.filter(pc.is_finite(present))
         nulls += 0 if lists else len(values) - values.null_count - len(present)
     counted = pc.value_counts(present.combine_chunks())
     counts = counted.field("counts").to_numpy(zero_copy_only=False)
     different = counted.field("values")
-    expected = rows * (1.0 if lengths is None else lengths[1])
-    expected = round(expected * len(present) / max(len(values), 1))
+    elements = rows * (1.0 if lengths is None else lengths[1])
+    expected = round(elements * len(present) / max(len(values), 1))
     numbers = _Numbers()
     if len(present) and seems in ("integers", "numbers", "times"):
         numbers = _numbers(present, seems)
@@ -159,6 +151,29 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
         ascending=numbers.ascending and not lists,
         dates=text_dates(different) if seems == "texts" and not lists else (),
     )
+
+
+def _elements(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a column, or the elements of its lists, in a type that Arrow computes with."""
+    values = column
+    if is_list(column.type):
+        elements = [one.flatten() for one in column.chunks]
+        values = pa.chunked_array(elements, column.type.value_type)
+    values = _of_few_types(undressed(values))
+    if pa.types.is_timestamp(values.type):  # Python's times have no nanoseconds
+        values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
+    return values
+
+
+def _unpadded(
+    present: pa.ChunkedArray, width: int | None
+) -> tuple[pa.ChunkedArray, int | str | None]:
+    """The elements of lists without those that pad them, and the value that does, or None. `width`
+    is the length of all lists, or None if that differs or some elements are null."""
+    fills = filling(present, width) if len(present) else None
+    if fills is not None:
+        present = present.filter(pc.not_equal(present, pa.scalar(fills, present.type)))
+    return present, fills
 
 
 def _lengths(lists: pa.ChunkedArray) -> tuple[tuple[int, float, int] | None, int | None]:

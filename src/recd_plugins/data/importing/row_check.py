@@ -38,85 +38,6 @@ UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """Milliseconds of each."""
 
 
-def _checked_roles(schema: ForeignSchema) -> dict[str, Role]:
-    """The columns that are looked at; the weights of scored ids come with the ids."""
-    roles = roles_of(schema)
-    return {name: role for name, role in roles.items() if not isinstance(role, ScoreRole)}
-
-
-def _dropping(schema: ForeignSchema) -> ForeignSchema:
-    """The same schema, but rows are left out where a null would be an error: nulls are counted
-    separately."""
-    mended: dict[str, Nulls] = {
-        name: "drop"
-        for role in _checked_roles(schema).values()
-        for name, nulls in zip(role.sources, role.nulls, strict=True)
-        if nulls == "error"
-    }
-    entries = {
-        one.name
-        for one in (*schema.labels, *schema.dense, *schema.sparse)
-        if not isinstance(one, str)
-    }
-
-    def entry(one: E) -> E:
-        return dataclasses.replace(one, nulls="drop") if one.name in mended else one
-
-    def feature(one: ForeignFeature) -> ForeignFeature:
-        """An import would make the missing vocabulary, from any values."""
-        return entry(dataclasses.replace(one, ids="hash") if _is_bare(one) else one)
-
-    return dataclasses.replace(
-        schema,
-        labels=tuple(map(entry, schema.labels)),
-        dense=tuple(one if isinstance(one, str) else entry(one) for one in schema.dense),
-        sparse=tuple(map(feature, schema.sparse)),
-        nulls={**schema.nulls, **{n: w for n, w in mended.items() if n not in entries}},
-    )
-
-
-def _is_bare(feature: ForeignFeature) -> bool:
-    """Whether an import would make the feature's vocabulary."""
-    return feature.ids == "vocabulary" and feature.vocabulary is None
-
-
-@dataclass
-class _Column:
-    """A column, as seen in all blocks."""
-
-    nulls: int = 0
-    first_null: str = ""
-    error: str = ""
-    """The first value that does not conform, as `conform` reports it."""
-    errors: int = 0
-    """Blocks that have one."""
-    low: float = np.inf
-    high: float = -np.inf
-    values: int = 0
-    unknown: int = 0
-    """Values outside of the vocabulary."""
-
-    def merge(self, other: _Column) -> None:
-        self.first_null = self.first_null or other.first_null
-        self.error = self.error or other.error
-        self.nulls += other.nulls
-        self.errors += other.errors
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        self.values += other.values
-        self.unknown += other.unknown
-
-
-@dataclass
-class _Look:
-    """A column, as seen in one block."""
-
-    rows: int
-    columns: dict[str, _Column]
-    misfits: list[Misfit]
-    equal: frozenset[tuple[str, str]]
-    """Columns that are equal in all of its rows."""
-
-
 class RowCheck:
     """One pass over the files' rows, and everything that is wrong with them."""
 
@@ -356,6 +277,85 @@ class RowCheck:
         self._found.add(
             where, name, f"holds times from {_shown(one.low)} to {_shown(one.high)}", cure
         )
+
+
+@dataclass
+class _Look:
+    """A column, as seen in one block."""
+
+    rows: int
+    columns: dict[str, _Column]
+    misfits: list[Misfit]
+    equal: frozenset[tuple[str, str]]
+    """Columns that are equal in all of its rows."""
+
+
+@dataclass
+class _Column:
+    """A column, as seen in all blocks."""
+
+    nulls: int = 0
+    first_null: str = ""
+    error: str = ""
+    """The first value that does not conform, as `conform` reports it."""
+    errors: int = 0
+    """Blocks that have one."""
+    low: float = np.inf
+    high: float = -np.inf
+    values: int = 0
+    unknown: int = 0
+    """Values outside of the vocabulary."""
+
+    def merge(self, other: _Column) -> None:
+        self.first_null = self.first_null or other.first_null
+        self.error = self.error or other.error
+        self.nulls += other.nulls
+        self.errors += other.errors
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.values += other.values
+        self.unknown += other.unknown
+
+
+def _checked_roles(schema: ForeignSchema) -> dict[str, Role]:
+    """The columns that are looked at; the weights of scored ids come with the ids."""
+    roles = roles_of(schema)
+    return {name: role for name, role in roles.items() if not isinstance(role, ScoreRole)}
+
+
+def _dropping(schema: ForeignSchema) -> ForeignSchema:
+    """The same schema, but rows are left out where a null would be an error: nulls are counted
+    separately."""
+    mended: dict[str, Nulls] = {
+        name: "drop"
+        for role in _checked_roles(schema).values()
+        for name, nulls in zip(role.sources, role.nulls, strict=True)
+        if nulls == "error"
+    }
+    entries = {
+        one.name
+        for one in (*schema.labels, *schema.dense, *schema.sparse)
+        if not isinstance(one, str)
+    }
+
+    def entry(one: E) -> E:
+        return dataclasses.replace(one, nulls="drop") if one.name in mended else one
+
+    def feature(one: ForeignFeature) -> ForeignFeature:
+        """An import would make the missing vocabulary, from any values."""
+        return entry(dataclasses.replace(one, ids="hash") if _is_bare(one) else one)
+
+    return dataclasses.replace(
+        schema,
+        labels=tuple(map(entry, schema.labels)),
+        dense=tuple(one if isinstance(one, str) else entry(one) for one in schema.dense),
+        sparse=tuple(map(feature, schema.sparse)),
+        nulls={**schema.nulls, **{n: w for n, w in mended.items() if n not in entries}},
+    )
+
+
+def _is_bare(feature: ForeignFeature) -> bool:
+    """Whether an import would make the feature's vocabulary."""
+    return feature.ids == "vocabulary" and feature.vocabulary is None
 
 
 def _shown(ms: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,60 +48,71 @@ def typed(
     found: Sample, file: ForeignFile, form: TextForm, ids: Collection[str]
 ) -> tuple[dict[str, pa.ChunkedArray], ColumnTypes]:
     """The sample's columns in the types that they are read as, and these."""
-    columns: dict[str, pa.ChunkedArray] = {}
-    types: dict[str, pa.DataType] = {}
-    parted: dict[str, str] = {}
-    commas: dict[str, CommasAre] = {}
-    nulls: dict[str, tuple[str, ...]] = {}
+    found_as: dict[str, _Typed] = {}
     whole: dict[str, str] = {}
     names = dict.fromkeys((*file.names, *found.columns))
     for name in (one for one in names if one in found.columns):
-        column = found.columns[name]
+        one = _Typed(found.columns[name])
         own = name not in file.partitions
-        if own and file.format != "parquet" and pa.types.is_string(column.type):
-            are = _commas_are(name, column, file, form, ids)
-            separator = " " if name in file.lists else "" if are else _separator(column, file)
-            separator = form.lists.get(name, separator)
-            scored = "" if form.lists.get(name) == "" else _scored_separator(column)
-            if scored:
-                parted[name] = scored
-                column = _scored_lists(column, scored)
-            elif separator:
-                parted[name] = separator
-                try:
-                    column, spelled = _lists(column, separator)
-                except pa.ArrowInvalid as error:
-                    raise DataError(f"{file.path}: column {name!r} {error}.") from None
-                if spelled:
-                    nulls[name] = tuple(spelled)
-            elif file.format == "text":
-                bare = without_commas(column, are == "decimals") if are else column
-                numbers, spelled = _numbers_or_times(bare)
-                if are and not pa.types.is_string(numbers.type):
-                    commas[name] = are
-                if are == "decimals" and pa.types.is_integer(numbers.type):
-                    numbers = numbers.cast(pa.float64())  # in other places they have fractions
-                column = column if are and name not in commas else numbers
-                if spelled:
-                    nulls[name] = tuple(spelled)
-            else:  # times that Arrow leaves texts, since they have fractions of seconds or a zone
-                column = _times(column) or column
-            if pa.types.is_string(column.type):
-                whole |= {name: ""} if name in form.lists else _nearly_lists(name, column)
-        columns[name] = column
-        types[name] = column.type if file.format == "parquet" else _with_weights(column.type)
+        if own and file.format != "parquet" and pa.types.is_string(one.column.type):
+            one = _typed_texts(name, one.column, file, form, ids)
+            if pa.types.is_string(one.column.type):
+                whole |= {name: ""} if name in form.lists else _nearly_lists(name, one.column)
+        found_as[name] = one
+    columns = {name: one.column for name, one in found_as.items()}
+    types = {name: column.type for name, column in columns.items()}
+    if file.format != "parquet":
+        types = {name: _with_weights(kind) for name, kind in types.items()}
     read_as = ColumnTypes(
         types=types,
-        nulls=nulls,
-        parted=parted,
-        decimal_commas=frozenset(name for name, are in commas.items() if are == "decimals"),
-        thousands=frozenset(name for name, are in commas.items() if are == "thousands"),
+        nulls={name: one.nulls for name, one in found_as.items() if one.nulls},
+        parted={name: one.parted for name, one in found_as.items() if one.parted},
+        decimal_commas=frozenset(n for n, one in found_as.items() if one.commas == "decimals"),
+        thousands=frozenset(n for n, one in found_as.items() if one.commas == "thousands"),
         whole=whole,
         nested=found.keys.nested,
         mixed=frozenset(found.keys.mixed),
         mappings=frozenset(found.keys.mappings),
     )
     return columns, read_as
+
+
+class _Typed(NamedTuple):
+    """A column in the type that it is read as, and how its texts are read."""
+
+    column: pa.ChunkedArray
+    parted: str = ""
+    """The separator of the elements of its lists."""
+    commas: CommasAre | None = None
+    nulls: tuple[str, ...] = ()
+    """What else than `NULLS` stands for nothing."""
+
+
+def _typed_texts(
+    name: str, texts: pa.ChunkedArray, file: ForeignFile, form: TextForm, ids: Collection[str]
+) -> _Typed:
+    """A column of texts as what all of them spell: lists, numbers, booleans or times."""
+    commas = _commas_are(name, texts, file, form, ids)
+    separator = " " if name in file.lists else "" if commas else _separator(texts, file)
+    separator = form.lists.get(name, separator)
+    scored = "" if form.lists.get(name) == "" else _scored_separator(texts)
+    if scored:
+        return _Typed(_scored_lists(texts, scored), parted=scored)
+    if separator:
+        try:
+            lists, spelled = _lists(texts, separator)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{file.path}: column {name!r} {error}.") from None
+        return _Typed(lists, parted=separator, nulls=tuple(spelled))
+    if file.format != "text":  # Arrow leaves times texts that have fractions of seconds or a zone
+        return _Typed(_times(texts) or texts)
+    bare = without_commas(texts, commas == "decimals") if commas else texts
+    numbers, spelled = _numbers_or_times(bare)
+    if commas and pa.types.is_string(numbers.type):
+        return _Typed(texts, nulls=tuple(spelled))
+    if commas == "decimals" and pa.types.is_integer(numbers.type):
+        numbers = numbers.cast(pa.float64())  # in other places they have fractions
+    return _Typed(numbers, commas=commas, nulls=tuple(spelled))
 
 
 def _with_weights(kind: pa.DataType) -> pa.DataType:
