@@ -25,21 +25,6 @@ from recd_plugins.api.data import Cuts, Location
 __all__ = ["WriterCuts"]
 
 
-class _WriterCut(NamedTuple):
-    """How far one writer had come by two times."""
-
-    before: dict[str, int]
-    """The places in its files before everything of the first time or later."""
-    past: dict[str, int]
-    """Those past the second time; none while it is behind."""
-    times: list[int]
-    """The latest times that are known of it."""
-    living: bool
-    """Whether it may still write."""
-    behind: str = ""
-    """How far it is, in words, if it may still write messages of the second time or earlier."""
-
-
 class WriterCuts:
     """Finds the cuts of a log's folder, each time going on from the last look.
 
@@ -160,3 +145,18 @@ class WriterCuts:
 
     def _named(self, writer: str, ends: dict[int, int]) -> dict[str, int]:
         return {file_name(shard, writer): end for shard, end in ends.items()}
+
+
+class _WriterCut(NamedTuple):
+    """How far one writer had come by two times."""
+
+    before: dict[str, int]
+    """The places in its files before everything of the first time or later."""
+    past: dict[str, int]
+    """Those past the second time; none while it is behind."""
+    times: list[int]
+    """The latest times that are known of it."""
+    living: bool
+    """Whether it may still write."""
+    behind: str = ""
+    """How far it is, in words, if it may still write messages of the second time or earlier."""

@@ -19,7 +19,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,10 @@ class GrowingLogConfig(LoggedConfig):
     """The number of periods before that of the latest checkpoint whose tables are kept. Earlier
     periods keep only their manifests, from which the log gives the same tables again."""
 
+    def start_of(self, number: int) -> int:
+        """The time at which a period begins."""
+        return self.origin + number * self.period_ms
+
     def idle_options(self) -> Mapping[str, str]:
         why = "a period knows the ids of all of its requests"
         found = {f"join.{option}": why for option in self.join.set_among("remember_ms")}
@@ -153,56 +157,61 @@ class GrowingLogDataset(GrowingDataset):
 
     def _close(self, number: int) -> PeriodManifest | None:
         """Write the manifest of a closed period and return it; None if the data end before it."""
-        start = self.config.origin + number * self.config.period_ms
-        end, join = start + self.config.period_ms, self.config.join
-        past = end + join.window_ms + join.disorder_ms
         before = self._manifest(number - 1) if number else None
-        begins = {} if before is None else before.next
+        begins: Mapping[str, int] = {} if before is None else before.next
+        closed_before: Mapping[str, int] = {} if before is None else before.ends
+        cuts = self._cuts(number, begins)
+        if before is not None:
+            self._check(before)
+        places = (begins, closed_before, cuts.past) if cuts.ended else (begins, cuts.past)
+        found = self._counted(places)
+        earliest = min(found.earliest, NEVER if cuts.latest is None else cuts.latest)
+        if before is None and earliest != NEVER:
+            self._check_origin(earliest)
+        # Messages that came after the last request's period had closed are counted in one more
+        # period.
+        adds = any(place >= closed_before.get(part, 0) for part, (place, _) in found.last.items())
+        if cuts.ended and not adds and found.latest < self.config.start_of(number):
+            write_whole(self._folder / ENDED, json.dumps({"before": number}))
+            return None
+        manifest = PeriodManifest(
+            number=number,
+            begins=found.first | dict(begins),
+            ends=cuts.past,
+            next=cuts.before,
+            messages=found.digest.messages,
+            digest=found.digest.hex(),
+            log=self._identity,
+            last=found.last,
+            before="" if before is None else before.identity,
+        )
+        write_whole(self._file(number), json.dumps(dataclasses.asdict(manifest), indent=1))
+        return manifest
+
+    def _cuts(self, number: int, begins: Mapping[str, int]) -> Cuts:
+        """The log's cuts at the end of a period, `ended` if the data end there; raises `NotClosed`
+        if the period has not closed."""
+        end, join = self.config.start_of(number + 1), self.config.join
+        past = end + join.window_ms + join.disorder_ms
         # An event may be this much earlier than its request, which is in the next period.
         cuts = self._log.cuts(begins, end - join.disorder_ms, past)
         self._check_clock(cuts)
         ended = self.config.ends_when_sealed and cuts.ended
         if not ended and (cuts.behind or cuts.latest is None or cuts.latest < past):
             raise NotClosed(self._waits_for(cuts, past), cuts.behind)
-        if before is not None:
-            self._check(before)
-        closed_before = {} if before is None else before.ends
-        counted, new, latest, earliest = MessagesDigest(), 0, start - 1, cuts.latest
-        first: dict[str, int] = {}
-        last: dict[str, tuple[int, str]] = {}
-        places = (begins, closed_before, cuts.past) if ended else (begins, cuts.past)
+        return dataclasses.replace(cuts, ended=ended)
+
+    def _counted(self, places: Sequence[Mapping[str, int]]) -> _Counted:
+        """The messages between the first of these places and the last, in all shards."""
+        found = _Counted()
         for shard in range(self._log.shards):
-            blocks: dict[str, Placed] = {}
+            last: dict[str, Placed] = {}
             for placed in self._log.between(shard, *places):
-                counted.add(placed)
-                first.setdefault(placed.part, placed.place)
-                blocks[placed.part] = placed
-                earliest = min(earliest or past, pc.min(placed.messages["timestamp"]).as_py())
-                if ended:
-                    new += placed.place >= closed_before.get(placed.part, 0)
-                    latest = max(latest, pc.max(placed.messages["timestamp"]).as_py())
-            last |= {
-                part: (one.place, MessagesDigest.of([one]).hex()) for part, one in blocks.items()
+                found.add(placed)
+                last[placed.part] = placed
+            found.last |= {
+                part: (one.place, MessagesDigest.of([one]).hex()) for part, one in last.items()
             }
-        if before is None and earliest is not None:
-            self._check_origin(earliest)
-        # Messages that came after the last request's period had closed are counted in one more
-        # period.
-        if ended and not new and latest < start:
-            write_whole(self._folder / ENDED, json.dumps({"before": number}))
-            return None
-        found = PeriodManifest(
-            number=number,
-            begins=first | dict(begins),
-            ends=cuts.past,
-            next=cuts.before,
-            messages=counted.messages,
-            digest=counted.hex(),
-            log=self._identity,
-            last=last,
-            before="" if before is None else before.identity,
-        )
-        write_whole(self._file(number), json.dumps(dataclasses.asdict(found), indent=1))
         return found
 
     def _check_once(self, there: PeriodManifest) -> None:
@@ -306,7 +315,7 @@ class GrowingLogDataset(GrowingDataset):
 
     def _ends_before(self, number: int) -> bool:
         config = self.config
-        if config.until is not None and config.origin + number * config.period_ms >= config.until:
+        if config.until is not None and config.start_of(number) >= config.until:
             return True
         file = self._folder / ENDED
         found = self._read_json(file)
@@ -368,6 +377,26 @@ class GrowingLogDataset(GrowingDataset):
 
     def _file(self, number: int) -> Path:
         return self._folder / f"period-{number:06}.json"
+
+
+class _Counted:
+    """Messages of a period, counted block by block."""
+
+    def __init__(self) -> None:
+        self.digest = MessagesDigest()
+        self.first: dict[str, int] = {}
+        """By part, the place of its first block."""
+        self.last: dict[str, tuple[int, str]] = {}
+        """By part, the place of its last block, and that block's digest."""
+        self.earliest, self.latest = NEVER, -NEVER
+        """The times of messages."""
+
+    def add(self, placed: Placed) -> None:
+        self.digest.add(placed)
+        self.first.setdefault(placed.part, placed.place)
+        times = pc.min_max(placed.messages["timestamp"]).as_py()
+        self.earliest = min(self.earliest, times["min"])
+        self.latest = max(self.latest, times["max"])
 
 
 def _counts_seconds(time: int, other: int) -> bool:

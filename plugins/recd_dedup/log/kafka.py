@@ -96,51 +96,6 @@ class KafkaConfig(Config):
         return (self.topic,) if isinstance(self.topic, str) else self.topic
 
 
-class _Scan:
-    """How far a partition has been scanned for two times."""
-
-    def __init__(self, begin: int | None, first: int, second: int) -> None:
-        """`begin` is the place to read from; None if nothing of the partition has been read."""
-        self.place = begin
-        self.before: int | None = None
-        self.past: int | None = None
-        self.latest: int | None = None
-        self._first, self._second = first, second
-
-    def has_come(self, quiet_ms: int | None) -> bool:
-        """Whether later messages can change nothing: of a backlog only this much is read."""
-        if self.past is None or self.latest is None:
-            return False
-        return quiet_ms is None or self.latest >= self._second + quiet_ms
-
-    def take(self, found: Sequence[Message]) -> None:
-        for message in found:
-            time = message.timestamp()[1]
-            self.latest = time if self.latest is None else max(self.latest, time)
-            if self.before is None and time >= self._first:
-                self.before = message.offset()
-            if self.past is None and time >= self._second:
-                self.past = message.offset()
-        self.place = found[-1].offset() + 1
-
-    def __str__(self) -> str:
-        return "has no messages" if self.latest is None else f"is at {self.latest}"
-
-
-def _cuts_of(scans: Mapping[Partition, _Scan], second: int, quiet_ms: int | None) -> Cuts:
-    """The cuts that the scans of all partitions found, up to the second time."""
-    latest = max((one.latest for one in scans.values() if one.latest is not None), default=None)
-    before = {part.name: one.before for part, one in scans.items() if one.before is not None}
-    past = {part.name: one.past for part, one in scans.items() if one.past is not None}
-    if quiet_ms is not None and latest is not None and latest >= second + quiet_ms:
-        ends = {part.name: one.place or 0 for part, one in scans.items()}
-        before, past = ends | before, ends | past
-    behind = [f"{part} {one}" for part, one in scans.items() if part.name not in past]
-    if behind and quiet_ms is None and latest is not None and latest >= second:
-        behind[-1] += ", and others have come past it: `log.quiet_ms` says how long to wait"
-    return Cuts(before=before, past=past, behind=tuple(behind), latest=latest, ended=False)
-
-
 class KafkaLog:
     """Opened for writing and reading."""
 
@@ -439,6 +394,51 @@ class KafkaLog:
         if self._failed:
             failed, self._failed = self._failed, []
             raise self._topics.error(f"{len(failed):,} messages were not taken: {failed[0]}")
+
+
+class _Scan:
+    """How far a partition has been scanned for two times."""
+
+    def __init__(self, begin: int | None, first: int, second: int) -> None:
+        """`begin` is the place to read from; None if nothing of the partition has been read."""
+        self.place = begin
+        self.before: int | None = None
+        self.past: int | None = None
+        self.latest: int | None = None
+        self._first, self._second = first, second
+
+    def has_come(self, quiet_ms: int | None) -> bool:
+        """Whether later messages can change nothing: of a backlog only this much is read."""
+        if self.past is None or self.latest is None:
+            return False
+        return quiet_ms is None or self.latest >= self._second + quiet_ms
+
+    def take(self, found: Sequence[Message]) -> None:
+        for message in found:
+            time = message.timestamp()[1]
+            self.latest = time if self.latest is None else max(self.latest, time)
+            if self.before is None and time >= self._first:
+                self.before = message.offset()
+            if self.past is None and time >= self._second:
+                self.past = message.offset()
+        self.place = found[-1].offset() + 1
+
+    def __str__(self) -> str:
+        return "has no messages" if self.latest is None else f"is at {self.latest}"
+
+
+def _cuts_of(scans: Mapping[Partition, _Scan], second: int, quiet_ms: int | None) -> Cuts:
+    """The cuts that the scans of all partitions found, up to the second time."""
+    latest = max((one.latest for one in scans.values() if one.latest is not None), default=None)
+    before = {part.name: one.before for part, one in scans.items() if one.before is not None}
+    past = {part.name: one.past for part, one in scans.items() if one.past is not None}
+    if quiet_ms is not None and latest is not None and latest >= second + quiet_ms:
+        ends = {part.name: one.place or 0 for part, one in scans.items()}
+        before, past = ends | before, ends | past
+    behind = [f"{part} {one}" for part, one in scans.items() if part.name not in past]
+    if behind and quiet_ms is None and latest is not None and latest >= second:
+        behind[-1] += ", and others have come past it: `log.quiet_ms` says how long to wait"
+    return Cuts(before=before, past=past, behind=tuple(behind), latest=latest, ended=False)
 
 
 def build_kafka(config: KafkaConfig, context: Context) -> KafkaLog:

@@ -168,7 +168,7 @@ class LogPeriod(Period):
         first = PeriodBounds.first(number, config.period_ms, config.join)
         return PeriodBounds(
             number=number,
-            start=config.origin + number * config.period_ms,
+            start=config.start_of(number),
             length=config.period_ms,
             ends=[*(self._ends_of(one) for one in range(first, number)), self.manifest.ends],
         )
