@@ -39,91 +39,6 @@ PART_STRIPES = 16
 """The number of stripes of a part (a file), or a few more: a part ends where a bucket ends."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The memory of a step, and how it is divided.
-
-    In the worst case, when one session is the whole table, a spill is held in four copies: as read
-    (in buffers with room to spare), in one piece, as its only bucket, and compressed.
-    """
-
-    bytes: int
-
-    @classmethod
-    def of(cls, memory_gb: float) -> Budget:
-        return cls(int(memory_gb * 1e9))
-
-    @property
-    def run(self) -> int:
-        """The bytes of a spill, or of a run, which is what is sorted at once.
-
-        At most 8 GiB, so that a column has fewer than 2^31 ids, as 32-bit offsets require.
-        """
-        return min(max(self.bytes // 6, 1), 8 << 30)
-
-    @property
-    def bucket(self) -> int:
-        """The mean bytes of a bucket: half a run, because sessions differ in size."""
-        return max(self.run // 2, 1)
-
-    def stripe_rows(self, bytes_per_row: float) -> int:
-        return max(1, min(STRIPE_ROWS, int(self.run / max(bytes_per_row, 1))))
-
-
-Bucket = Iterable[pa.Table]
-"""Rows, in chunks; a bucket has all rows of its sessions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilePart:
-    """A file to be written."""
-
-    name: str
-    buckets: Sequence[Bucket]
-    """Each is sorted by itself; the file holds one after another."""
-    in_order: bool = False
-    """Whether the buckets' rows are already in order."""
-    before: Checksum | None = None
-    """The checksum of the part's rows in the source; by default, it is taken as the buckets are
-    read."""
-
-
-def fingerprint(table: Table) -> list[Any]:
-    """Values that identify a table with its present files."""
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in table.files]
-    return [str(table.path), table.schema.to_json(), files]
-
-
-class Workspace:
-    """A folder beside the table that is being made; it stays if a run dies.
-
-    Its contents are used again if `resume` is set and `plan` is the same as in the run before;
-    otherwise they are removed.
-    """
-
-    def __init__(self, folder: Path, plan: Mapping[str, Any], *, resume: bool = True) -> None:
-        self.folder = folder
-        self.path = folder.with_name(folder.name + ".clustering")
-        self._plan = self.path / "plan.json"
-        text = json.dumps(plan, sort_keys=True)
-        if not (resume and self._plan.exists() and self._plan.read_text() == text):
-            self.remove()
-            write_whole(self._plan, text)
-
-    def remove(self) -> None:
-        with suppress(OSError):  # first: without a plan, no run resumes from a half-removed folder
-            self._plan.unlink(missing_ok=True)
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def __enter__(self) -> Workspace:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Keep finished parts after an error, unless the data themselves are wrong."""
-        if kind is None or issubclass(kind, DataError):
-            self.remove()
-
-
 class Parts:
     """Makes the parts of one table in a workspace."""
 
@@ -195,3 +110,88 @@ class Parts:
 
     def _read_back(self, file: Path) -> Checksum:
         return checksum(scan(Table.open(file, self._schema), self._run_bytes // 8))
+
+
+Bucket = Iterable[pa.Table]
+"""Rows, in chunks; a bucket has all rows of its sessions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """A file to be written."""
+
+    name: str
+    buckets: Sequence[Bucket]
+    """Each is sorted by itself; the file holds one after another."""
+    in_order: bool = False
+    """Whether the buckets' rows are already in order."""
+    before: Checksum | None = None
+    """The checksum of the part's rows in the source; by default, it is taken as the buckets are
+    read."""
+
+
+class Workspace:
+    """A folder beside the table that is being made; it stays if a run dies.
+
+    Its contents are used again if `resume` is set and `plan` is the same as in the run before;
+    otherwise they are removed.
+    """
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any], *, resume: bool = True) -> None:
+        self.folder = folder
+        self.path = folder.with_name(folder.name + ".clustering")
+        self._plan = self.path / "plan.json"
+        text = json.dumps(plan, sort_keys=True)
+        if not (resume and self._plan.exists() and self._plan.read_text() == text):
+            self.remove()
+            write_whole(self._plan, text)
+
+    def remove(self) -> None:
+        with suppress(OSError):  # first: without a plan, no run resumes from a half-removed folder
+            self._plan.unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Keep finished parts after an error, unless the data themselves are wrong."""
+        if kind is None or issubclass(kind, DataError):
+            self.remove()
+
+
+def fingerprint(table: Table) -> list[Any]:
+    """Values that identify a table with its present files."""
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in table.files]
+    return [str(table.path), table.schema.to_json(), files]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory of a step, and how it is divided.
+
+    In the worst case, when one session is the whole table, a spill is held in four copies: as read
+    (in buffers with room to spare), in one piece, as its only bucket, and compressed.
+    """
+
+    bytes: int
+
+    @classmethod
+    def of(cls, memory_gb: float) -> Budget:
+        return cls(int(memory_gb * 1e9))
+
+    @property
+    def run(self) -> int:
+        """The bytes of a spill, or of a run, which is what is sorted at once.
+
+        At most 8 GiB, so that a column has fewer than 2^31 ids, as 32-bit offsets require.
+        """
+        return min(max(self.bytes // 6, 1), 8 << 30)
+
+    @property
+    def bucket(self) -> int:
+        """The mean bytes of a bucket: half a run, because sessions differ in size."""
+        return max(self.run // 2, 1)
+
+    def stripe_rows(self, bytes_per_row: float) -> int:
+        return max(1, min(STRIPE_ROWS, int(self.run / max(bytes_per_row, 1))))

@@ -52,22 +52,6 @@ MEND = (
 CURE = "Name a master that is there, as local[2] or spark://HOST:7077, or take engine: pyarrow."
 
 
-def _require_spark() -> None:
-    """Raise `CapabilityError` unless pyspark and Java are installed."""
-    who = "etl: cluster_by_session with engine: spark needs"
-    if importlib.util.find_spec("pyspark") is None:
-        raise CapabilityError(
-            f"{who} the package 'pyspark', which is not installed. Install it with pip (about "
-            "500 MB on disk), or take engine: pyarrow."
-        )
-    home = os.environ.get("JAVA_HOME")
-    if shutil.which("java") is None and not (home and (Path(home) / "bin" / "java").exists()):
-        raise CapabilityError(
-            f"{who} Java 17 or later, but there is no 'java' on PATH nor under JAVA_HOME. "
-            "Install one, or take engine: pyarrow."
-        )
-
-
 class ClusterWithSpark:
     """The Spark engine: a Spark pass replaces the bucket pass, and its files become the parts."""
 
@@ -131,6 +115,22 @@ class ClusterWithSpark:
             rows = rows.repartitionByRange(n_parts, "_hash").sortWithinPartitions(*by)
             rows = rows.drop("_hash", "_time", "_file", "_row")
             rows.write.mode("overwrite").option("compression", "zstd").parquet(str(folder))
+
+
+def _require_spark() -> None:
+    """Raise `CapabilityError` unless pyspark and Java are installed."""
+    who = "etl: cluster_by_session with engine: spark needs"
+    if importlib.util.find_spec("pyspark") is None:
+        raise CapabilityError(
+            f"{who} the package 'pyspark', which is not installed. Install it with pip (about "
+            "500 MB on disk), or take engine: pyarrow."
+        )
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and (Path(home) / "bin" / "java").exists()):
+        raise CapabilityError(
+            f"{who} Java 17 or later, but there is no 'java' on PATH nor under JAVA_HOME. "
+            "Install one, or take engine: pyarrow."
+        )
 
 
 def check_that_files_are_rows(table: Table) -> None:
