@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Figure
-from recd_dsi.service.calls import NO_CREDENTIALS, Caller
+from recd_dsi.service.calls import Caller
+from recd_dsi.service.credentials import NO_CREDENTIALS
 
 __all__ = ["coordinator_load"]
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.service import jumping_clock
-from recd_dsi.service.calls import NO_CREDENTIALS
 from recd_dsi.service.coordinator_callers import join
+from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.errors import RegistryError
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-from recd_dsi.service.calls import HOST
+from recd_dsi.service.addresses import HOST
 
 __all__ = ["Proxy"]
 

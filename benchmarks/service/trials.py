@@ -30,9 +30,9 @@ from benchmarks.service.faults import FAULTS, Fault
 from benchmarks.service.proxy import Proxy
 from benchmarks.service.rank import losses_of, run_rank, steps_of
 from benchmarks.service.registries import KINDS, stack_of
-from recd_dsi.service.calls import NO_CREDENTIALS
 from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.coordinator_callers import join
+from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.local_backend import LocalBackend
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.launch.environment import die_with_parent

@@ -22,7 +22,7 @@ import pytest
 import torch
 from drawn_table import Drawn, drawn
 
-from recd_dsi.service.calls import NO_CREDENTIALS
+from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.worker import Worker, WorkerOptions

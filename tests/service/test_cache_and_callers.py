@@ -23,9 +23,10 @@ from service_jobs import stack_of, until
 
 from benchmarks.service.proxy import Proxy
 from recd_dsi.service.buffer import Buffer, DiskCache, Key
-from recd_dsi.service.calls import NO_CREDENTIALS, Caller, Credentials
+from recd_dsi.service.calls import Caller
 from recd_dsi.service.coordinator import MOST_INTERVAL, SILENCE, Coordinator, Members
 from recd_dsi.service.coordinator_callers import join, watch_members
+from recd_dsi.service.credentials import NO_CREDENTIALS, Credentials
 from recd_dsi.service.fetching import LANES
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import Request

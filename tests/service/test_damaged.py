@@ -13,7 +13,7 @@ import pytest
 import torch
 from service_jobs import stack_of, until
 
-from recd_dsi.service.calls import NO_CREDENTIALS
+from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.data.batch import Batch

@@ -15,7 +15,8 @@ import pytest
 from pyarrow import flight
 
 from recd_dsi.service.addresses import called_at
-from recd_dsi.service.calls import Caller, Credentials
+from recd_dsi.service.calls import Caller
+from recd_dsi.service.credentials import Credentials
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.7", "recd-coordinator.readers", "[::1]"])

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from service_jobs import stack_of
 
-from recd_dsi.service.calls import NO_CREDENTIALS
 from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.coordinator_callers import join
+from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.page import Page, Rates, metrics
 from recd_dsi.service.worker import Worker, WorkerOptions
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from service_jobs import stack_of, until
 
-from recd_dsi.service.calls import HOST, Credentials
+from recd_dsi.service.addresses import HOST
+from recd_dsi.service.credentials import Credentials
 from recd_dsi.service.ray_backend import host_of, joined, options_of, options_text
 from recd_dsi.service.reader import end_workers
 from recd_dsi.service.worker import WorkerOptions

@@ -10,9 +10,9 @@ import pytest
 from service_jobs import stack_of, until
 from typer.testing import CliRunner
 
-from recd_dsi.service.calls import NO_CREDENTIALS
 from recd_dsi.service.cli import _started, serve
 from recd_dsi.service.coordinator import Coordinator
+from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.page import metrics
 from recd_dsi.service.reader import end_workers

@@ -5,23 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from recd_dsi.service.addresses import address_of, check_callable, host_and_port
-from recd_dsi.service.calls import (
-    HOST,
-    Caller,
-    Refused,
-    answered,
-    credentials_of,
-    flight_error,
-    reason,
-)
+from recd_dsi.service.addresses import HOST, address_of, check_callable, host_and_port
+from recd_dsi.service.calls import Caller, Refused, answered, flight_error, reason
 from recd_dsi.service.coordinator import Coordinator
+from recd_dsi.service.credentials import credentials_of
 from recd_dsi.service.ray_backend import joined
-from recd_dsi.service.reader import ServiceReaderConfig
+from recd_dsi.service.reader import ServiceReaderConfig, fleet_of
 from recd_plugins.data.stripes import DamagedStripe
 from recd_plugins.errors import (
     CapabilityError,
@@ -207,3 +201,11 @@ def test_a_server_that_cannot_start_says_where(tmp_path: Path) -> None:
         CapabilityError, match=r"Check whether .*key\.pem is the key of .*cert\.pem"
     ):
         Coordinator(credentials=credentials_of(None, **files))
+
+
+def test_a_coordinator_that_may_not_be_called_is_refused_each_time() -> None:
+    config = ServiceReaderConfig(coordinator="10.0.0.7:8815")
+    delivery: Any = SimpleNamespace(digest="a")
+    for _ in range(2):  # the first time leaves no workers behind whom nobody keeps up to date
+        with pytest.raises(CapabilityError, match=r"10\.0\.0\.7 is reached .* a token"):
+            fleet_of(config, delivery, 0, credentials_of(None, None, None))

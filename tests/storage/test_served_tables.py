@@ -15,7 +15,8 @@ import pytest
 from stored import put
 
 from benchmarks.s3_endpoint import seeded
-from recd_dsi.service.calls import NO_CREDENTIALS, Refused
+from recd_dsi.service.calls import Refused
+from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.worker import Worker, WorkerOptions

@@ -8,8 +8,18 @@ import socket
 
 from recd_plugins.api import CapabilityError, RegistryError
 
-__all__ = ["address_of", "called_at", "check_callable", "host_and_port", "without_brackets"]
+__all__ = [
+    "HOST",
+    "address_of",
+    "called_at",
+    "check_callable",
+    "host_and_port",
+    "is_loopback",
+    "without_brackets",
+]
 
+HOST = "127.0.0.1"
+"""This machine, for calls from this machine only."""
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 """A host's name, or its address of IPv4."""
 MOST_SHOWN = 60
@@ -38,6 +48,17 @@ def address_of(host: str, port: int) -> str:
 def without_brackets(host: str) -> str:
     """An IPv6 address as sockets and certificates have it."""
     return host.removeprefix("[").removesuffix("]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine receives what is sent to this host; `localhost` counts if it
+    resolves so."""
+    try:
+        found = socket.getaddrinfo(host, None) if host == "localhost" else []
+        addresses = {address[0] for *_, address in found} or {host}
+        return all(ipaddress.ip_address(one).is_loopback for one in addresses)
+    except (OSError, ValueError):
+        return False
 
 
 def check_callable(host: str) -> None:

@@ -7,38 +7,30 @@ error counts as a worker that does not answer.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import os
 import re
 import socket
-import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from recd_dsi.service.addresses import address_of, host_and_port
+from recd_dsi.service.credentials import Credentials
 from recd_dsi.service.job import read_json
 from recd_plugins.api import CapabilityError, DataError, PluginError, RecdError, RegistryError
 from recd_plugins.api.reading import DamagedStripe
 
 __all__ = [
-    "HOST",
     "LARGEST_ANSWER",
-    "NO_CREDENTIALS",
     "Caller",
-    "Credentials",
     "Refused",
     "Server",
     "answered",
-    "credentials_of",
     "flight_error",
-    "is_loopback",
     "json_result",
     "listening",
     "reason",
@@ -46,10 +38,14 @@ __all__ = [
     "starting",
 ]
 
-HOST = "127.0.0.1"
+
+class Refused(RegistryError):
+    """A worker makes other batches than those it is asked for."""
+
+
 ERRORS: dict[str, type[RecdError]] = {
     kind.__name__: kind
-    for kind in (DataError, RegistryError, PluginError, CapabilityError, RecdError)
+    for kind in (Refused, DataError, RegistryError, PluginError, CapabilityError, RecdError)
 }
 """The errors that come out as they went in; a plugin's own subclass of one comes out as that
 one."""
@@ -57,8 +53,6 @@ MOST_BYTES = 1 << 20
 """The longest answer to an action."""
 LARGEST_ANSWER = 1 << 30
 """Bytes of a message: the largest batch."""
-
-
 CURES = {
     "wrong version number": "the server there has no TLS: start it with `--certificate` and "
     "`--key`, or call it without `certificate`",
@@ -78,93 +72,6 @@ STRIPE = re.compile("[0-9]{1,18}")
 """The number of a stripe, as an error names it."""
 
 
-class Refused(RegistryError):
-    """A worker makes other batches than those it is asked for."""
-
-
-ERRORS["Refused"] = Refused
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
-    """What keeps strangers out, the same in all processes of a service."""
-
-    token: str = ""
-    """The token that callers must have."""
-    certificate: Path | None = None
-    """PEM: a server's own certificate; for callers, the certificates that they trust."""
-    key: Path | None = None
-    """PEM: the private key of the certificate, for servers."""
-
-    def check(self, host: str) -> None:
-        """Raises `CapabilityError` if a process may not listen at, or call, this host."""
-        if is_loopback(host) or (self.token and self.certificate):
-            return
-        raise CapabilityError(
-            f"{host} is reached from other machines too, where the service needs both a token "
-            "(`token_file`) and TLS (`certificate`): name them, or stay on 127.0.0.1."
-        )
-
-
-TOKEN_CURE = "`openssl rand -hex 32 > FILE` writes one; all processes of the service have the same."
-PEM_CURE = "Name a file of PEM, which begins `-----BEGIN`."
-NO_CREDENTIALS = Credentials()
-"""The credentials of a service on this machine only."""
-
-
-def credentials_of(
-    token_file: Path | None, certificate: Path | None, key: Path | None
-) -> Credentials:
-    """Credentials as options name them; raises `CapabilityError` for a file that cannot be what its
-    option says."""
-    token = "" if token_file is None else _token(token_file)
-    for path, what in ((certificate, "certificate"), (key, "key")):
-        if path is not None:
-            _pem(path, what)
-    return Credentials(token=token, certificate=certificate, key=key)
-
-
-def _token(path: Path) -> str:
-    token = _read(path, "token", TOKEN_CURE).decode("latin-1").strip()
-    if not token or not (token.isascii() and token.isprintable()):
-        what = "no line of ASCII" if token else "empty"
-        raise CapabilityError(f"{path}: is named as `token_file`, but is {what}. {TOKEN_CURE}")
-    return token
-
-
-def _pem(path: Path, what: str) -> bytes:
-    """The file of a certificate, or of a key."""
-    found = _read(path, what, PEM_CURE)
-    if b"-----BEGIN " not in found:
-        raise CapabilityError(f"{path}: is named as `{what}`, but is no PEM. {PEM_CURE}")
-    return found
-
-
-def _trusted(path: Path) -> bytes:
-    """The file of the certificates that a caller trusts: without one, gRPC would report an `empty
-    address list`."""
-    found = _pem(path, "certificate")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
-    except (ssl.SSLError, ValueError):
-        raise CapabilityError(
-            f"{path}: is named as `certificate`, but holds no certificate that can be read. Name "
-            "the certificate of the servers, which begins `-----BEGIN CERTIFICATE-----`."
-        ) from None
-    return found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine receives what is sent to this host; `localhost` counts if it
-    resolves so."""
-    try:
-        found = socket.getaddrinfo(host, None) if host == "localhost" else []
-        addresses = {address[0] for *_, address in found} or {host}
-        return all(ipaddress.ip_address(one).is_loopback for one in addresses)
-    except (OSError, ValueError):
-        return False
-
-
 def listening(host: str, port: int, credentials: Credentials) -> str:
     """The location of a server."""
     scheme = "grpc+tls" if credentials.certificate else "grpc"
@@ -177,10 +84,7 @@ def server_options(credentials: Credentials) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if credentials.token:
         options["middleware"] = {"token": _AsksForToken(credentials.token)}
-    if credentials.certificate is not None:
-        if credentials.key is None:
-            raise CapabilityError("a server needs the key of its certificate: name it as `key`.")
-        pair = (_pem(credentials.certificate, "certificate"), _pem(credentials.key, "key"))
+    if (pair := credentials.pair()) is not None:
         options["tls_certificates"] = [pair]
     return options
 
@@ -235,16 +139,6 @@ def _refused_by_the_system(host: str, port: int) -> str:
     except OSError as error:
         return os.strerror(error.errno or 0)
     return ""
-
-
-def _read(path: Path, what: str, cure: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        named = f"the {what} of the reader service"
-        raise CapabilityError(
-            f"{path}: {named} cannot be read ({error.strerror}). {cure}"
-        ) from None
 
 
 class _AsksForToken(flight.ServerMiddlewareFactory):
@@ -305,8 +199,8 @@ class Caller:
         # proxy: gRPC would use `http_proxy` even for this machine, but that is for the web.
         own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         options: dict[str, Any] = {"generic_options": own}
-        if credentials.certificate is not None:
-            options["tls_root_certs"] = _trusted(credentials.certificate)
+        if (trusted := credentials.trusted()) is not None:
+            options["tls_root_certs"] = trusted
         host, port = host_and_port(address)
         credentials.check(host)
         _hide_grpcs_log()

@@ -25,8 +25,8 @@ from recd_plugins.api.cli import (
 )
 
 if TYPE_CHECKING:
-    from recd_dsi.service.calls import Credentials
     from recd_dsi.service.coordinator import Coordinator
+    from recd_dsi.service.credentials import Credentials
     from recd_dsi.service.fleet import Backend
     from recd_plugins import Stack
 
@@ -120,8 +120,8 @@ def coordinator(
     """Hear workers, and tell trainers of them; start workers, as many as trainers need."""
     with reported(debug):
         from recd_dsi.service.addresses import called_at, check_callable
-        from recd_dsi.service.calls import credentials_of
         from recd_dsi.service.coordinator import Coordinator
+        from recd_dsi.service.credentials import credentials_of
         from recd_dsi.service.scaling import Bounds, Scaler, Scaling
         from recd_plugins.api.reading import die_with_parent
 
@@ -155,15 +155,7 @@ def coordinator(
             server.scaling = Scaling(bounds)
             Scaler(server.scaling, server.clients, started)
         if page is not None:
-            from recd_dsi.service.page import Page
-
-            try:
-                listens["page"] = Page(server.known, page).address
-            except OSError as error:
-                raise CapabilityError(
-                    f"--page: no page can be served at 127.0.0.1:{page} ({error.strerror}). Name "
-                    "another port, or 0 for a free one."
-                ) from None
+            listens["page"] = _page(server, page)
             if not as_json:
                 typer.echo(f"page {listens['page']}")
         if as_json:
@@ -195,8 +187,8 @@ def worker(
 ) -> None:
     """Make the batches of a registry for whoever asks."""
     with reported(debug):
-        from recd_dsi.service.calls import credentials_of
         from recd_dsi.service.coordinator_callers import join as join_coordinator
+        from recd_dsi.service.credentials import credentials_of
         from recd_dsi.service.worker import Worker, WorkerOptions, settle
         from recd_plugins import load
         from recd_plugins.api.reading import die_with_parent
@@ -312,6 +304,19 @@ def _started(
     found = RayBackend(*given, address="auto") if backend == "ray" else LocalBackend(*given)
     found.wait()
     return found
+
+
+def _page(server: Coordinator, port: int) -> str:
+    """The address of a page of what a coordinator knows, which is served from now on."""
+    from recd_dsi.service.page import Page
+
+    try:
+        return Page(server.known, port).address
+    except OSError as error:
+        raise CapabilityError(
+            f"--page: no page can be served at 127.0.0.1:{port} ({error.strerror}). Name another "
+            "port, or 0 for a free one."
+        ) from None
 
 
 if __name__ == "__main__":

@@ -307,18 +307,32 @@ class Fetching:
                 self._room.wait(TICK)
 
     def _wanted(self, remote: Remote) -> range | None:
+        """What this worker is to make next, if anything."""
+        return self._wanted_again(remote) or self._straggler(remote) or self._wanted_ahead(remote)
+
+    def _wanted_again(self, remote: Remote) -> range | None:
+        """A batch that another worker was asked for in vain."""
         for position in sorted(self._again):
             refused = self._errors.get(position, {})
             if remote.address in refused:
                 continue
             if refused or self._of_turn(self._turns.turn(position)) is remote:
                 return range(position, position + 1)
+        return None
+
+    def _straggler(self, remote: Remote) -> range | None:
+        """The batch that the trainer waits for, if another worker takes too long: any worker may
+        make it."""
         asked = self._asked.get(self._next, {})
-        if len(asked) == 1 and remote not in asked:
-            # A straggler that the trainer waits for: any worker may make it.
-            tried = remote.address in self._errors.get(self._next, {})
-            if not tried and time.monotonic() - min(asked.values()) > 2 * self._options.hedge:
-                return range(self._next, self._next + 1)
+        if len(asked) != 1 or remote in asked:
+            return None
+        tried = remote.address in self._errors.get(self._next, {})
+        late = time.monotonic() - min(asked.values()) > 2 * self._options.hedge
+        return range(self._next, self._next + 1) if late and not tried else None
+
+    def _wanted_ahead(self, remote: Remote) -> range | None:
+        """The first batches of the worker's turns that were never requested, as far ahead as there
+        is room."""
         most, limit = self._run, min(self._length, self._next + self._depth)
         for turn in range(self._turns.turn(self._next), len(self._ranges)):
             first, stop = self._ranges[turn]

@@ -12,7 +12,8 @@ from weakref import WeakSet
 
 import pyarrow as pa
 
-from recd_dsi.service.calls import Caller, Credentials, reason
+from recd_dsi.service.calls import Caller, reason
+from recd_dsi.service.credentials import Credentials
 from recd_dsi.service.scaling import Scaler
 
 __all__ = ["Backend", "Fleet", "Remote"]

@@ -115,36 +115,27 @@ class ServiceLoader:
         self.job = replace(self.job, left_out=self._local.source.left_out)
 
     def _read(self) -> Generator[Batch, None, None]:
+        """The rest of the epoch: from workers, and read here while none of them answers."""
+        epoch, here = self._epoch, False
         while True:
-            epoch, first = self._epoch, self._batch
-            source = self._from_workers(epoch, first)
+            source = self._from_here(epoch) if here else self._from_workers(epoch)
             try:
                 for batch in source:
                     self._go_on()
                     yield batch
                     if self._epoch != epoch:
                         return
-                return
+                if not here:
+                    return
+                here = False
             except NobodyAnswers:
-                self._say_so()
+                self._report_silence()
+                here = True
             except DamagedStripe as error:
-                self._without(error)
-                continue
+                self._leave_out_stripe(error)
+                here = False
             finally:
                 source.close()
-            assert self.fetching is not None  # no worker answered it
-            try:
-                with self.fetching.asking() as heard:
-                    for batch in self._from_here(epoch, self._batch):
-                        self._go_on()
-                        self.read_here += 1
-                        yield batch
-                        if self._epoch != epoch:
-                            return
-                        if heard.is_set():
-                            break
-            except DamagedStripe as error:
-                self._without(error)
 
     def _go_on(self) -> None:
         """Move to the next batch; after an epoch's last batch comes the start of the next epoch."""
@@ -152,8 +143,10 @@ class ServiceLoader:
         if self._batch == len(self):
             self._epoch, self._batch = self._epoch + 1, 0
 
-    def _from_workers(self, epoch: int, first: int) -> Generator[Batch, None, None]:
-        order = self._local.source.order
+    def _from_workers(self, epoch: int) -> Generator[Batch, None, None]:
+        """The epoch's batches from the position on; raises `NobodyAnswers` if workers are silent
+        for too long."""
+        order, first = self._local.source.order, self._batch
         turns = Turns(order, epoch, self._stream, self._workers)
         fetching = Fetching(
             self.job,
@@ -176,14 +169,20 @@ class ServiceLoader:
             self.stalled = before + fetching.stalled
             fetching.close()
 
-    def _from_here(self, epoch: int, first: int) -> Iterator[Batch]:
-        for handed in self._local.source.batches(epoch, first):
-            batch = handed.batch
-            if isinstance(batch, RecdError):
-                raise batch
-            yield batch.pin_memory() if self._options.pin_memory else batch
+    def _from_here(self, epoch: int) -> Generator[Batch, None, None]:
+        """The epoch's batches from the position on, read by this process until a worker answers."""
+        assert self.fetching is not None  # no worker answered it
+        with self.fetching.asking() as heard:
+            for handed in self._local.source.batches(epoch, self._batch):
+                batch = handed.batch
+                if isinstance(batch, RecdError):
+                    raise batch
+                self.read_here += 1
+                yield batch.pin_memory() if self._options.pin_memory else batch
+                if heard.is_set():
+                    return
 
-    def _without(self, error: DamagedStripe) -> None:
+    def _leave_out_stripe(self, error: DamagedStripe) -> None:
         """Leave a stripe out from now on, or end the epoch with an error."""
         if not self._leave_out:
             raise error
@@ -203,7 +202,8 @@ class ServiceLoader:
         self.job = replace(self.job, left_out=left_out)
         self._local.source.left_out = left_out
 
-    def _say_so(self) -> None:
+    def _report_silence(self) -> None:
+        """Warn, once, that no worker answers, or end the epoch with an error."""
         why = self.fleet().trouble
         what = (
             f"no worker has answered for {self._options.patience:g} s{f' ({why})' if why else ''}"

@@ -52,103 +52,8 @@ PASSED = MOST_BATCHES
 """How many earlier batches may be made on the way to a batch, rather than reading a window anew: a
 client asks for several runs at a time, and the first run may not be the first to arrive."""
 
-
-class OpenJob:
-    """A job on an open table."""
-
-    def __init__(
-        self, job: BatchJob, table: Any, transform: Callable[[Batch], Batch] | None
-    ) -> None:
-        self._job, self._table, self._transform = job, table, transform
-        if job.sessions != "split" and table.schema.session_id is None:
-            raise DataError(f"sessions: {job.sessions}, but the table has no sessions.")
-        self._order = job.order(tuple(stripe.num_rows for stripe in table.stripes))
-        self.length = self._order.num_batches
-
-    def batches(self, consumer: int, epoch: int, ranges: Sequence[range]) -> Iterator[Any]:
-        """The consumer's batches in these ranges, or an error in place of one."""
-        shares = Shares(world_size=self._job.consumers, streams=self._job.streams)
-        rank = RankBatches(
-            self._table,
-            self._order,
-            shares,
-            rank=consumer,
-            prefetch=WINDOWS_AHEAD,
-            transform=self._transform,
-            gently=True,
-        )
-        rank.left_out, rank.tries = self._job.left_out, TRIES
-        first, *then = ranges
-        return rank.batches(epoch, first.start, first.stop, then)
-
-
-class _Cursor:
-    """A place at which a consumer's epoch is read, and the batches that come next there."""
-
-    def __init__(self, batches: Iterator[Any], ranges: Iterable[range]) -> None:
-        self.batches = batches
-        self._left = deque(ranges)
-
-    def comes_to(self, batch: int) -> bool:
-        """Whether a batch comes next here, with few others to be made before it."""
-        passed = 0
-        for one in self._left:
-            if batch in one:
-                return passed + batch - one.start < PASSED
-            passed += len(one)
-        return False
-
-    def advance(self) -> int:
-        """Move on by one batch; returns its position."""
-        first = self._left.popleft()
-        if len(first) > 1:
-            self._left.appendleft(first[1:])
-        return first.start
-
-    @property
-    def ended(self) -> bool:
-        """Whether no batch is left."""
-        return not self._left
-
-
 Stream = tuple[str, int, int]
-
-
-@dataclass
-class _Demand:
-    """A batch for which calls wait, and how many."""
-
-    job: OpenJob
-    request: Request
-    made: Future[pa.RecordBatch]
-    calls: int = 0
-
-
-class _Announced:
-    """The batches that a client will ask for, from the first that is not made yet."""
-
-    def __init__(self, job: OpenJob, request: Request) -> None:
-        self.job, self.request, self.at = job, request, time.monotonic()
-        ranges = (range(first, min(stop, job.length)) for first, stop in request.ahead)
-        self._positions = chain.from_iterable(ranges)
-        self._next = next(self._positions, None)
-        self._there = 0
-        """How many batches in a row, up to that one, are already there."""
-        self.handed: set[int] = set()
-        """Batches that the client has received since: they are not made again after they made
-        room."""
-
-    def key(self, buffer: Buffer) -> Key | None:
-        """The key of the first batch that is not made yet, or None; a batch that was once found is
-        not looked for again."""
-        while self._next is not None and self._there < AHEAD:
-            key = Key(*self.request.stream, self._next)
-            if self._next not in self.handed and key not in buffer:
-                self._there = 0
-                return key
-            self._next = next(self._positions, None)
-            self._there += 1
-        return None
+"""A job, a consumer and an epoch: `Request.stream`."""
 
 
 class Maker:
@@ -178,12 +83,6 @@ class Maker:
                 self._forget(one.request)
             self._change.notify_all()
 
-    def _forget(self, request: Request) -> None:
-        """Make nothing more ahead for a client."""
-        del self._announced[request.client, request.stream]
-        if all(stream != request.stream for _, stream in self._announced):
-            self._buffer.unwant(request.stream)
-
     def batches(self, job: OpenJob, request: Request, first: int) -> list[pa.RecordBatch]:
         """A batch, from the buffer or made now, and later ones that are there, or will be soon."""
         found = [self._batch(job, request, first, WAIT)]
@@ -211,6 +110,21 @@ class Maker:
             self._change.notify_all()  # now there is room
         return found
 
+    def close(self) -> None:
+        """Make no more batches; waiting calls end as if the worker were gone."""
+        with self._change:
+            self._closed = True
+            for demand in self._demands.values():
+                demand.made.set_exception(flight.FlightUnavailableError(ENDS))
+            self._demands.clear()
+            self._change.notify_all()
+
+    def _forget(self, request: Request) -> None:
+        """Make nothing more ahead for a client."""
+        del self._announced[request.client, request.stream]
+        if all(stream != request.stream for _, stream in self._announced):
+            self._buffer.unwant(request.stream)
+
     def _batch(self, job: OpenJob, request: Request, batch: int, seconds: float) -> pa.RecordBatch:
         key = Key(*request.stream, batch)
         found = self._buffer.get(key)
@@ -231,25 +145,9 @@ class Maker:
                 if not demand.calls and self._demands.get(key) is demand:
                     del self._demands[key]
 
-    def close(self) -> None:
-        """Make no more batches; waiting calls end as if the worker were gone."""
-        with self._change:
-            self._closed = True
-            for demand in self._demands.values():
-                demand.made.set_exception(flight.FlightUnavailableError(ENDS))
-            self._demands.clear()
-            self._change.notify_all()
-
     def _run(self) -> None:
-        while True:
-            with self._change:
-                while (found := self._next()) is None and not self._closed:
-                    self._change.wait()
-                if found is None:
-                    return
-                key, job, request = found
-                demanded = key in self._demands
-            wrong: RecdError | None = None
+        while (found := self._wait()) is not None:
+            key, job, request, demanded = found
             try:
                 record = self._buffer.get(key) if demanded else None
                 if record is None:
@@ -257,23 +155,33 @@ class Maker:
                 else:
                     self._give(key, record)
             except RecdError as error:
-                wrong = error
+                self._report(error, key, request, demanded)
             except Exception as error:
-                wrong = PluginError(f"a batch raised {type(error).__name__} when made: {error}")
-            if wrong is None:
-                continue
-            with self._change:
-                # Somebody may have asked for it while it was made ahead.
-                waiting = self._demands.pop(key, None)
-                if waiting is not None:
-                    waiting.made.set_exception(wrong)
-                if not demanded:
-                    # Whoever asks for it gets the error; until then, nothing is made ahead there.
-                    self._announced = OrderedDict(
-                        (who, what)
-                        for who, what in self._announced.items()
-                        if what.request.stream != request.stream
-                    )
+                wrong = f"a batch raised {type(error).__name__} when made: {error}"
+                self._report(PluginError(wrong), key, request, demanded)
+
+    def _wait(self) -> tuple[Key, OpenJob, Request, bool] | None:
+        """The batch to make next, as soon as there is one, and whether somebody waits for it; None
+        once the maker is closed."""
+        with self._change:
+            while (found := self._next()) is None and not self._closed:
+                self._change.wait()
+            return None if found is None else (*found, found[0] in self._demands)
+
+    def _report(self, error: RecdError, key: Key, request: Request, demanded: bool) -> None:
+        """Give the error to whoever waits for the batch."""
+        with self._change:
+            # Somebody may have asked for it while it was made ahead.
+            waiting = self._demands.pop(key, None)
+            if waiting is not None:
+                waiting.made.set_exception(error)
+            if not demanded:
+                # Whoever asks for it gets the error; until then, nothing is made ahead there.
+                self._announced = OrderedDict(
+                    (who, what)
+                    for who, what in self._announced.items()
+                    if what.request.stream != request.stream
+                )
 
     def _give(self, key: Key, record: pa.RecordBatch) -> None:
         """Keep a batch, for whoever waits for it or will ask for it."""
@@ -348,3 +256,98 @@ class Maker:
             (one for one in asked if one.start >= stop and one),
         )
         return [range(next(made, key.batch), stop), *later]
+
+
+class OpenJob:
+    """A job on an open table."""
+
+    def __init__(
+        self, job: BatchJob, table: Any, transform: Callable[[Batch], Batch] | None
+    ) -> None:
+        self._job, self._table, self._transform = job, table, transform
+        if job.sessions != "split" and table.schema.session_id is None:
+            raise DataError(f"sessions: {job.sessions}, but the table has no sessions.")
+        self._order = job.order(tuple(stripe.num_rows for stripe in table.stripes))
+        self.length = self._order.num_batches
+
+    def batches(self, consumer: int, epoch: int, ranges: Sequence[range]) -> Iterator[Any]:
+        """The consumer's batches in these ranges, or an error in place of one."""
+        shares = Shares(world_size=self._job.consumers, streams=self._job.streams)
+        rank = RankBatches(
+            self._table,
+            self._order,
+            shares,
+            rank=consumer,
+            prefetch=WINDOWS_AHEAD,
+            transform=self._transform,
+            gently=True,
+        )
+        rank.left_out, rank.tries = self._job.left_out, TRIES
+        first, *then = ranges
+        return rank.batches(epoch, first.start, first.stop, then)
+
+
+@dataclass
+class _Demand:
+    """A batch for which calls wait, and how many."""
+
+    job: OpenJob
+    request: Request
+    made: Future[pa.RecordBatch]
+    calls: int = 0
+
+
+class _Announced:
+    """The batches that a client will ask for, from the first that is not made yet."""
+
+    def __init__(self, job: OpenJob, request: Request) -> None:
+        self.job, self.request, self.at = job, request, time.monotonic()
+        ranges = (range(first, min(stop, job.length)) for first, stop in request.ahead)
+        self._positions = chain.from_iterable(ranges)
+        self._next = next(self._positions, None)
+        self._there = 0
+        """How many batches in a row, up to that one, are already there."""
+        self.handed: set[int] = set()
+        """Batches that the client has received since: they are not made again after they made
+        room."""
+
+    def key(self, buffer: Buffer) -> Key | None:
+        """The key of the first batch that is not made yet, or None; a batch that was once found is
+        not looked for again."""
+        while self._next is not None and self._there < AHEAD:
+            key = Key(*self.request.stream, self._next)
+            if self._next not in self.handed and key not in buffer:
+                self._there = 0
+                return key
+            self._next = next(self._positions, None)
+            self._there += 1
+        return None
+
+
+class _Cursor:
+    """A place at which a consumer's epoch is read, and the batches that come next there."""
+
+    def __init__(self, batches: Iterator[Any], ranges: Iterable[range]) -> None:
+        self.batches = batches
+        self._left = deque(ranges)
+
+    def comes_to(self, batch: int) -> bool:
+        """Whether a batch comes next here, with few others to be made before it."""
+        passed = 0
+        for one in self._left:
+            if batch in one:
+                return passed + batch - one.start < PASSED
+            passed += len(one)
+        return False
+
+    def advance(self) -> int:
+        """Move on by one batch; returns its position."""
+        first = self._left.popleft()
+        if len(first) > 1:
+            self._left.appendleft(first[1:])
+        return first.start
+
+    @property
+    def ended(self) -> bool:
+        """Whether no batch is left."""
+        return not self._left

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_dsi.service.addresses import host_and_port
-from recd_dsi.service.calls import HOST, Credentials, is_loopback
+from recd_dsi.service.addresses import HOST, host_and_port, is_loopback
 from recd_dsi.service.coordinator_callers import join
+from recd_dsi.service.credentials import Credentials
 from recd_dsi.service.worker import Worker, WorkerOptions, settle
 from recd_plugins.api import CapabilityError, RecdError, so_many
 from recd_plugins.api.reading import Delivery

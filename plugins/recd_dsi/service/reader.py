@@ -24,7 +24,7 @@ from recd_plugins.api.reading import (
 )
 
 if TYPE_CHECKING:
-    from recd_dsi.service.calls import Credentials
+    from recd_dsi.service.credentials import Credentials
     from recd_dsi.service.fleet import Backend, Fleet
     from recd_plugins.api.batch import Batch
 
@@ -206,7 +206,7 @@ class ServiceReader(GivesNotices):
         )
         if self._delivery is None:
             return local
-        from recd_dsi.service.calls import credentials_of
+        from recd_dsi.service.credentials import credentials_of
         from recd_dsi.service.fetching import FetchingOptions  # torch: seconds
         from recd_dsi.service.job import BatchJob
         from recd_dsi.service.loader import ServiceLoader
@@ -225,7 +225,7 @@ class ServiceReader(GivesNotices):
             ),
             rank,
             first_stream=shares.streams_of(rank)[0],
-            fleet=lambda: started(config, delivery, rank, credentials),
+            fleet=lambda: fleet_of(config, delivery, rank, credentials),
             options=FetchingOptions(
                 prefetch_bytes=config.prefetch_mib * MIB,
                 hedge=config.hedge,
@@ -263,53 +263,70 @@ _FLEETS: dict[tuple[str, ServiceReaderConfig], Fleet] = {}
 """The workers that this process started or found; all of its loaders share them."""
 
 
-def started(
+def fleet_of(
     config: ServiceReaderConfig, delivery: Delivery, rank: int, credentials: Credentials
 ) -> Fleet:
     """The workers of a registry; they are started if they are not there yet.
 
     If the loaders of several ranks are in one process, they share the workers of the first rank.
     """
+    with _LOCK:
+        place = (delivery.digest, config)
+        if place not in _FLEETS:
+            _FLEETS[place] = (
+                _started(config, delivery, credentials)
+                if config.coordinator is None
+                else _known_by(config.coordinator, config, delivery, rank, credentials)
+            )
+        return _FLEETS[place]
+
+
+def _known_by(
+    coordinator: str,
+    config: ServiceReaderConfig,
+    delivery: Delivery,
+    rank: int,
+    credentials: Credentials,
+) -> Fleet:
+    """The workers that a coordinator names for a rank."""
     from recd_dsi.service.coordinator_callers import watch_members
+    from recd_dsi.service.fleet import Fleet
+
+    fleet = Fleet(credentials, config.workers)
+    watch_members(fleet, coordinator, credentials, delivery.digest, rank, config.workers)
+    return fleet
+
+
+def _started(config: ServiceReaderConfig, delivery: Delivery, credentials: Credentials) -> Fleet:
+    """Workers that this process starts, and more or fewer of them as they are needed."""
     from recd_dsi.service.fleet import Fleet
     from recd_dsi.service.local_backend import LocalBackend
     from recd_dsi.service.ray_backend import RayBackend
     from recd_dsi.service.scaling import Bounds, Scaler, Scaling
     from recd_dsi.service.worker import WorkerOptions
 
-    with _LOCK:
-        place = (delivery.digest, config)
-        if place not in _FLEETS:
-            if config.coordinator is not None:
-                _FLEETS[place] = fleet = Fleet(credentials, config.workers)
-                watch_members(
-                    fleet, config.coordinator, credentials, delivery.digest, rank, config.workers
-                )
-                return fleet
-            if not credentials.token:  # other users of this machine can also call its loopback
-                credentials = replace(credentials, token=secrets.token_urlsafe(24))
-            fleet = Fleet(credentials, config.workers)
-            options = WorkerOptions(
-                buffer_bytes=config.buffer_mib * MIB,
-                disk=config.cache,
-                disk_bytes=config.cache_mib * MIB,
-                shared_bytes=config.shared_memory_mib * MIB,
-                credentials=credentials,
-            )
-            backend: Backend
-            if config.backend == "ray":
-                backend = RayBackend(
-                    delivery, options, config.workers, fleet.now, address=config.ray_address
-                )
-            else:
-                backend = LocalBackend(delivery, options, config.workers, fleet.now)
-            backend.wait()
-            fleet.backend = backend
-            if config.most_workers is not None:
-                bounds = Bounds(fewest=config.workers, most=config.most_workers)
-                fleet.scaler = Scaler(Scaling(bounds), lambda: [fleet.about()], fleet)
-            _FLEETS[place] = fleet
-        return _FLEETS[place]
+    if not credentials.token:  # other users of this machine can also call its loopback
+        credentials = replace(credentials, token=secrets.token_urlsafe(24))
+    fleet = Fleet(credentials, config.workers)
+    options = WorkerOptions(
+        buffer_bytes=config.buffer_mib * MIB,
+        disk=config.cache,
+        disk_bytes=config.cache_mib * MIB,
+        shared_bytes=config.shared_memory_mib * MIB,
+        credentials=credentials,
+    )
+    given = (delivery, options, config.workers, fleet.now)
+    backend: Backend
+    if config.backend == "ray":
+        backend = RayBackend(*given, address=config.ray_address)
+    else:
+        backend = LocalBackend(*given)
+    backend.wait()
+    fleet.backend = backend
+    if config.most_workers is not None:
+        bounds = Bounds(fewest=config.workers, most=config.most_workers)
+        fleet.scaler = Scaler(Scaling(bounds), lambda: [fleet.about()], fleet)
+    return fleet
 
 
 @atexit.register

@@ -21,12 +21,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import torch
 
-from recd_dsi.service.addresses import address_of, check_callable, without_brackets
+from recd_dsi.service.addresses import HOST, address_of, check_callable, without_brackets
 from recd_dsi.service.buffer import Buffer, DiskCache
 from recd_dsi.service.calls import (
-    HOST,
-    NO_CREDENTIALS,
-    Credentials,
     Refused,
     Server,
     flight_error,
@@ -35,6 +32,7 @@ from recd_dsi.service.calls import (
     server_options,
     starting,
 )
+from recd_dsi.service.credentials import NO_CREDENTIALS, Credentials
 from recd_dsi.service.job import Request
 from recd_dsi.service.maker import STREAMS, Maker, OpenJob
 from recd_dsi.service.shared_memory import SharedRing
