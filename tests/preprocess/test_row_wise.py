@@ -21,7 +21,8 @@ from recd_plugins.errors import PluginError
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.keyed import with_feature, with_ids
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
+from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.sparse.transformed import TransformedFeatures
 from recd_plugins.testing.batches import from_lists, to_lists
 
 KEYS = ("a", "b", "c", "d")

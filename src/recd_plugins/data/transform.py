@@ -25,7 +25,8 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged, without
-from recd_plugins.sparse.row_wise import RowWise, TransformedFeatures
+from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.sparse.transformed import TransformedFeatures
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess

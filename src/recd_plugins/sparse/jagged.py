@@ -49,7 +49,7 @@ class HeldOnce(NamedTuple):
     held: Jagged
     """The rows that are held, on CPU."""
     which: Tensor
-    """[B] int32, ascending: which of `rows` each row is."""
+    """[B] int32, ascending: which row of `held` each row is."""
 
     @property
     def values(self) -> Tensor:

@@ -41,18 +41,27 @@ __all__ = [
     "with_parts",
 ]
 
-CPU = torch.device("cpu")
 FeaturesOf = Callable[[Any], Any]
 """A function from a batch to its sparse features: `lambda batch: batch.sparse_features`."""
-
-DEEPEST = 4
-"""How many levels deep a batch is searched."""
-SPARSE = (KeyedJaggedTensor, SparseFeatures)
-
-
 Select = Callable[[Sequence[Any], Tensor], Any]
 """A function from some batches, and samples [N] by their place in all of these, to a batch of those
 samples."""
+
+CPU = torch.device("cpu")
+DEEPEST = 4
+"""How many levels deep a batch is searched."""
+MOST_BATCHES, MOST_SAMPLES, MOST_IDS = 8, 1 << 16, 1 << 23
+"""The batches, samples and ids that show what repeats: whichever comes first is enough."""
+SPARSE = (KeyedJaggedTensor, SparseFeatures)
+FEATURES = (KeyedJaggedTensor, Bundle)
+"""The types of a dataclass's attributes that are parts of it, even if its `__post_init__` made
+them."""
+COPIED = (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
+LEAVES = (Tensor, *COPIED, Bundle)
+NO_BATCHES = frozenset(
+    ["builtins", "torch", "numpy", "pandas", "pyarrow", "datetime", "pathlib", "enum", "decimal"]
+)
+"""Packages whose objects are leaves in a batch, and hold no features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +108,6 @@ def all_features_of(
         f"features: {what}, so name the one that is meant: features=lambda batch: "
         "batch.sparse_features."
     )
-
-
-MOST_BATCHES = 8
-MOST_SAMPLES = 1 << 16
-MOST_IDS = 1 << 23
 
 
 def sample_size(first: Any, features: FeaturesOf | None) -> int:
@@ -328,17 +332,6 @@ def _by_attribute(value: Any) -> bool:
     if isinstance(value, (type, *LEAVES)) or callable(value):
         return False
     return type(value).__module__.partition(".")[0] not in NO_BATCHES and bool(_attributes(value))
-
-
-FEATURES = (KeyedJaggedTensor, Bundle)
-"""The types of a dataclass's attributes that are parts of it, even if its `__post_init__` made
-them."""
-COPIED = (JaggedTensor, KeyedJaggedTensor, KeyedTensor)
-LEAVES = (Tensor, *COPIED, Bundle)
-NO_BATCHES = frozenset(
-    ["builtins", "torch", "numpy", "pandas", "pyarrow", "datetime", "pathlib", "enum", "decimal"]
-)
-"""Packages whose objects are leaves in a batch, and hold no features."""
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -5,29 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import PluginError, naming, so_many
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
-from recd_plugins.sparse.groups import is_padded, real_rows
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
-from recd_plugins.sparse.keyed import (
-    AddedFeature,
-    KeyedRows,
-    in_one_line,
-    made_of_rows,
-    rows_with_features,
-    with_features,
-    with_ids,
-)
+from recd_plugins.sparse.keyed import AddedFeature, KeyedRows, with_features
+from recd_plugins.sparse.some_keys import SomeKeys
 
-__all__ = ["KjtTransform", "RowWise", "SomeKeys", "TransformedFeatures"]
+__all__ = ["KjtTransform", "RowWise"]
 
 KjtTransform = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
 Features = TypeVar("Features", bound="KeyedJaggedTensor | DeduplicatedFeatures")
@@ -39,18 +30,20 @@ class RowWise:
 
     expand(RowWise(f)(ikjt)) = f(expand(ikjt)): f runs, untouched, on `ikjt.kjt`, and the inverse
     lookup stays. That holds if a row of f's result depends only on that row of its input.
-    Attributes of f say what else holds (TorchScript modules set them in `__init__`): - `row_wise =
-    False`: it does depend on other rows. Deduplicated features are then refused. - `changes_keys =
-    True`: other keys come out. f then runs on each group by itself, and what comes out is that
-    group. - `elementwise = True`: an id's result depends only on that id, and rows keep their
-    lengths. Then f runs on a partial IKJT's shared values; otherwise it runs on its unique samples,
-    each with values of its own, and shared values are found again. - `adds`, a name: the features
-    that f takes stay, and one of this name is appended. The method `made(features)` returns its
-    ids, lengths, and weights or None. It finds the features that f takes by name among `features`;
-    others may lie between them. - `of_rows(ids, lengths, weights)`, a method: f keeps its keys, and
-    treats each row the same, whatever its key. The method returns ids, lengths, and weights or
-    None; `lengths` itself if rows keep their lengths. If f takes all features, no KJT is made for
-    it.
+    Attributes of f say what else holds (TorchScript modules set them in `__init__`):
+
+    - `row_wise = False`: it does depend on other rows. Deduplicated features are then refused.
+    - `changes_keys = True`: other keys come out. f then runs on each group by itself, and what
+      comes out is that group.
+    - `elementwise = True`: an id's result depends only on that id, and rows keep their lengths.
+      Then f runs on a partial IKJT's shared values; otherwise it runs on its unique samples, each
+      with values of its own, and shared values are found again.
+    - `adds`, a name: the features that f takes stay, and one of this name is appended. The method
+      `made(features)` returns its ids, lengths, and weights or None. It finds the features that f
+      takes by name among `features`; others may lie between them.
+    - `of_rows(ids, lengths, weights)`, a method: f keeps its keys, and treats each row the same,
+      whatever its key. The method returns ids, lengths, and weights or None; `lengths` itself if
+      rows keep their lengths. If f takes all features, no KJT is made for it.
 
     If a subclass of the class that has `made` or `of_rows` defines a `forward` of its own, f is
     that `forward`, and the method is not called.
@@ -299,93 +292,6 @@ class RowWise:
         return self._known[keys]
 
 
-class TransformedFeatures(Generic[Features]):
-    """Features on which transforms run one after another.
-
-    The features that several transforms in a row add are appended when a later one needs them: then
-    each id is copied, and a KJT is made, only once for all. No KJT is made between transforms with
-    `of_rows`.
-    """
-
-    def __init__(self, features: Features) -> None:
-        self._features: KeyedJaggedTensor | DeduplicatedFeatures = features
-        if isinstance(features, KeyedJaggedTensor):
-            self._features = in_one_line(features)
-        self._added: list[AddedFeature] = []
-        """Features that are still to be appended."""
-        self._rows: KeyedRows | None = None
-        """What became of the rows, if a KJT is still to be made of them; then no features are to be
-        appended."""
-
-    def apply(self, transform: RowWise, keys: Collection[str]) -> None:
-        """Run the transform on those of `keys` that are present."""
-        held, wanted = self._keys(), frozenset(keys)
-        if wanted.isdisjoint(held):
-            return
-        kjt = transform.runs_on(self._features)
-        if transform.of_rows is not None and kjt is not None and wanted.issuperset(held):
-            self._rows = transform.on_rows(self._rows_of(kjt))
-            self._added = []
-            return
-        added = {one.name for one in self._added}
-        if self._rows is not None or transform.adds in added or not wanted.isdisjoint(added):
-            self._lay()
-            kjt = transform.runs_on(self._features)
-        if kjt is None or transform.adds is None or transform.adds in held:
-            self._lay()
-            self._features = transform(self._features, wanted)
-        else:
-            one = transform.added(kjt, [key for key in kjt.keys() if key in wanted])  # noqa: SIM118
-            self._added.append(one)
-            weighs = one.weights is not None and kjt.weights_or_none() is None
-            if weighs or one.values.dtype != kjt.values().dtype:
-                self._lay()  # which changes the other features
-
-    @property
-    def whole(self) -> Features:
-        """The features as they are now."""
-        self._lay()
-        return cast("Features", self._features)
-
-    def _keys(self) -> list[str]:
-        """The present keys; those still to be appended come last."""
-        if self._rows is not None:
-            return [*self._rows.keys]
-        features = self._features
-        kjt = features if isinstance(features, KeyedJaggedTensor) else features.kjt
-        return [*kjt.keys(), *(one.name for one in self._added)]
-
-    def _rows_of(self, kjt: KeyedJaggedTensor) -> KeyedRows:
-        """The rows as they are now."""
-        if self._rows is not None:
-            return self._rows
-        if self._added:
-            return rows_with_features(kjt, self._added)
-        weights, counts = kjt.weights_or_none(), kjt.length_per_key_or_none()
-        return KeyedRows(kjt.keys(), kjt.values(), kjt.lengths(), weights, counts)
-
-    def _lay(self) -> None:
-        features, rows, added = self._features, self._rows, self._added
-        if rows is None and not added:
-            return
-        kjt = features if isinstance(features, KeyedJaggedTensor) else features.kjt
-        if rows is None:
-            made = with_features(kjt, added)
-        elif rows.keys == kjt.keys():
-            kept = rows.lengths is kjt.lengths() and rows.weights is kjt.weights_or_none()
-            lengths = None if kept else rows.lengths
-            made = with_ids(kjt, rows.ids, lengths=lengths, weights=rows.weights)
-        else:
-            made = made_of_rows(kjt, rows)
-        if isinstance(features, KeyedJaggedTensor):
-            self._features = made
-        else:  # of one group, which they belong to
-            assert isinstance(features, InverseKeyedJaggedTensor)
-            groups = (tuple(made.keys()),)
-            self._features = dataclasses.replace(features, kjt=made, groups=groups)
-        self._added, self._rows = [], None
-
-
 class _Part(NamedTuple):
     """Neighbouring keys of a KJT, as views: a KJT of them takes longer to make."""
 
@@ -455,101 +361,3 @@ def _name_of(transform: KjtTransform) -> str:
         if isinstance(own := getattr(transform, name, None), str):
             return own
     return type(transform).__name__
-
-
-class SomeKeys:
-    """Some of an IKJT's keys: takes their unique samples out as a KJT, and puts back what became of
-    them.
-
-    There is at least one key; keys are in the order of the groups.
-    """
-
-    def __init__(self, features: InverseKeyedJaggedTensor, keys: Collection[str]) -> None:
-        self._features = features
-        self._groups, self._unique_counts = features.groups, features.unique_counts
-        self._runs = [(True, range(len(keys)))]
-        """The places of all keys, cut where the chosen ones begin and end."""
-        if len(keys) < len(features.kjt.keys()):
-            self._narrow(frozenset(keys))
-
-    def _narrow(self, wanted: Collection[str]) -> None:
-        features, stop = self._features, 0
-        self._runs = []
-        for taken, run in groupby(features.kjt.keys(), wanted.__contains__):
-            start, stop = stop, stop + len(list(run))
-            self._runs.append((taken, range(start, stop)))
-        left = [
-            (ours, count)
-            for group, count in zip(features.groups, features.unique_counts, strict=True)
-            if (ours := tuple(key for key in group if key in wanted))
-        ]
-        self._groups = tuple(ours for ours, _ in left)
-        self._unique_counts = tuple(count for _, count in left)
-
-    def take(self) -> KeyedJaggedTensor:
-        """The keys' unique samples, padded to the largest of their groups."""
-        kjt, stride = self._features.kjt, max(self._unique_counts)
-        if len(self._runs) == 1:
-            return kjt
-        return _keyed(
-            [key for group in self._groups for key in group],
-            [_rows(kjt, run, stride) for taken, run in self._runs if taken],
-            stride,
-        )
-
-    def without_padding(self, made: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """`made`, which has a row for each one that was taken, without ids in the padding of
-        groups."""
-        lengths, weights = made.lengths(), made.weights_or_none()
-        if is_padded(self._groups, self._unique_counts, lengths):
-            return made
-        real = real_rows(self._groups, self._unique_counts, lengths.device)
-        kept = torch.repeat_interleave(real, lengths)
-        return with_ids(
-            made,
-            made.values()[kept],
-            lengths=lengths * real,
-            weights=None if weights is None else weights[kept],
-        )
-
-    def put(self, made: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
-        """The IKJT with `made`, rows of the same keys, in place of what was taken."""
-        kjt, stride = self._features.kjt, self._features.kjt.stride()
-        if len(self._runs) > 1:
-            parts, done = [], 0
-            for taken, run in self._runs:
-                if taken:
-                    parts.append(_rows(made, range(done, done + len(run)), stride))
-                    done += len(run)
-                else:
-                    parts.append(_rows(kjt, run, stride))
-            made = _keyed(kjt.keys(), parts, stride)
-        return dataclasses.replace(self._features, kjt=made)
-
-
-def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> WeightedJagged:
-    """`stride` rows for each key in these places, with less or more padding than they have."""
-    ids = slice(None)
-    if len(run) < len(kjt.keys()):
-        offsets = kjt.offset_per_key()
-        ids = slice(offsets[run.start], offsets[run.stop])
-    lengths = kjt.lengths().view(len(kjt.keys()), -1)[run.start : run.stop]
-    weights = kjt.weights_or_none()
-    return WeightedJagged(
-        kjt.values()[ids],
-        _padded(lengths, stride).contiguous().view(-1),
-        None if weights is None else weights[ids],
-    )
-
-
-def _padded(lengths: Tensor, stride: int) -> Tensor:
-    """[K, stride]: lengths [K, S], cut or padded with zeros; a view if possible."""
-    missing = stride - lengths.shape[1]
-    return pad(lengths, (0, missing)) if missing > 0 else lengths[:, :stride]
-
-
-def _keyed(keys: list[str], parts: list[WeightedJagged], stride: int) -> KeyedJaggedTensor:
-    rows = parts[0] if len(parts) == 1 else WeightedJagged.joined(parts)
-    return KeyedJaggedTensor(
-        keys=keys, values=rows.values, lengths=rows.lengths, weights=rows.weights, stride=stride
-    )

@@ -1,13 +1,16 @@
 """IKJTs and partial IKJTs as Arrow and as bytes: nothing is pickled, and no sample is expanded.
 
-Three forms: - columns: a key as dictionary<list<integer>>. Its dictionary is the key's unique rows,
-its indices the inverse lookup of its group. - a record batch of one row, for an IKJT that travels:
-a list column for each of its tensors, the values of all keys where they lie, and lengths and
-inverse lookups in as few bytes as their numbers need. Samples of a session lie side by side, so a
-lookup is sent as its runs of equal samples if that is shorter. - a record batch of a partial IKJT:
-a column per group, whose indices are the inverse lookup and whose dictionary is a struct with a
-list view, which is [offset, length], per key over the key's shared values, each beside its weight
-where it has one.
+Three forms:
+
+- columns: a key as dictionary<list<integer>>. Its dictionary is the key's unique rows, its indices
+  the inverse lookup of its group.
+- a record batch of one row, for an IKJT that travels: a list column for each of its tensors, the
+  values of all keys where they lie, and lengths and inverse lookups in as few bytes as their
+  numbers need. Samples of a session lie side by side, so a lookup is sent as its runs of equal
+  samples if that is shorter.
+- a record batch of a partial IKJT: a column per group, whose indices are the inverse lookup and
+  whose dictionary is a struct with a list view, which is [offset, length], per key over the key's
+  shared values, each beside its weight where it has one.
 """
 
 from __future__ import annotations
