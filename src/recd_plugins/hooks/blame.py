@@ -116,11 +116,6 @@ def who_exits(error: SystemExit) -> Raised | None:
     return Raised(own.plugin.name, own.place, own.plugin.names)
 
 
-def _alone(at: TracebackType) -> TracebackType:
-    """One frame of a traceback, without the frames that it called."""
-    return TracebackType(None, at.tb_frame, at.tb_lasti, at.tb_lineno)
-
-
 def line_on_import(error: BaseException) -> str:
     """The line of a plugin that raised an error as it was imported, as ` (my_log.py:12)`: one that
     is not known yet. Nothing where no code of it ran, or where the message says it."""
@@ -134,6 +129,11 @@ def line_on_import(error: BaseException) -> str:
             found = file, at.tb_lineno
         at = at.tb_next
     return "" if found is None else f" ({_short(found[0])}:{found[1]})"
+
+
+def _alone(at: TracebackType) -> TracebackType:
+    """One frame of a traceback, without the frames that it called."""
+    return TracebackType(None, at.tb_frame, at.tb_lasti, at.tb_lineno)
 
 
 def _short(file: Path) -> str:

@@ -114,20 +114,7 @@ class Catalog:
         if len(named) == 1:
             return named[0]
         if not named:
-            hint = (
-                nearest(use, [f"{claim.provider.owner}:{name}" for claim in claims])
-                if claims
-                else nearest(name, [claim.record.name for claim in self.of(slot)])
-            )
-            if silent := self.silent_hooks(slot):
-                hint += f" {silent}"
-            off = [one for one in available() if one not in self.providers]
-            others = f" Installed and not enabled: {', '.join(sorted(off))}." if off else ""
-            raise RegistryError(
-                f"no enabled plugin provides {slot} {shown(use)}; {hint}{others} A plugin is "
-                "enabled by its name under `plugins`: `recd plugins NAME` prints the line to write "
-                f"for a record, `recd plugins {slot}` lists what all installed plugins provide."
-            )
+            raise self._not_provided(slot, use, claims)
         providers, first = [str(claim.provider) for claim in named], named[0].provider.owner
         if len(set(providers)) < len(providers):  # plugins of one distribution
             providers = [f"plugin {claim.provider.plugin} of {claim.provider}" for claim in named]
@@ -135,6 +122,25 @@ class Catalog:
         raise RegistryError(
             f"`{slot}: {name}` is provided by {' and '.join(providers)}; name one as "
             f"{first}:{name} in registry.yaml."
+        )
+
+    def _not_provided(self, slot: str, use: str, claims: Sequence[Claim]) -> RegistryError:
+        """The error of a `use` that no enabled plugin provides. `claims` are those of the same
+        name, of other owners than it asks for."""
+        owner_and_name = [f"{claim.provider.owner}:{claim.record.name}" for claim in claims]
+        hint = (
+            nearest(use, owner_and_name)
+            if claims
+            else nearest(use.rpartition(":")[2], [one.record.name for one in self.of(slot)])
+        )
+        if silent := self.silent_hooks(slot):
+            hint += f" {silent}"
+        off = [one for one in available() if one not in self.providers]
+        others = f" Installed and not enabled: {', '.join(sorted(off))}." if off else ""
+        return RegistryError(
+            f"no enabled plugin provides {slot} {shown(use)}; {hint}{others} A plugin is enabled "
+            "by its name under `plugins`: `recd plugins NAME` prints the line to write for a "
+            f"record, `recd plugins {slot}` lists what all installed plugins provide."
         )
 
     def silent_hooks(self, slot: str | None = None) -> str:

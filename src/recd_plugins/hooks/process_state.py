@@ -21,10 +21,8 @@ __all__ = ["GROUP_OF_RANKS", "put_back"]
 GROUP_OF_RANKS = "the group of ranks (torch.distributed.init_process_group)"
 """Taken back as all else is, but what gloo has started is not: ranks that are forked later hang."""
 
-
 ANSWERED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 """The signals by which a job is stopped, and by which it learns that a process of it has ended."""
-
 
 OF_RANKS = (
     "RANK",
@@ -52,7 +50,7 @@ class _State(NamedTuple):
     """What filters of warnings do with a notice."""
     ranks_met: bool
     """Whether there is a process group of all ranks."""
-    dtype: Any
+    dtype: Any = None
     """Torch's default; None where torch is not imported yet."""
     gradients: bool = True
     device: Any = None
@@ -73,6 +71,7 @@ def put_back() -> Iterator[list[str]]:
 
 
 def _restored(before: _State, after: _State) -> Iterator[str]:
+    """Undo each change; yields it in words."""
     if before.folder and after.folder != before.folder:
         os.chdir(before.folder)
         yield "the folder that the process works in (os.chdir)"
@@ -122,22 +121,20 @@ def _now() -> _State:
         folder = os.getcwd()
     except OSError:  # it was removed
         folder = ""
-    of_ranks = {name: os.environ.get(name) for name in OF_RANKS}
-    recursion = sys.getrecursionlimit()
-    answers = {one: signal.getsignal(one) for one in ANSWERED}
     torch: Any = sys.modules.get("torch")
-    met = getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)()
+    state = _State(
+        folder=folder,
+        of_ranks={name: os.environ.get(name) for name in OF_RANKS},
+        recursion=sys.getrecursionlimit(),
+        answers={one: signal.getsignal(one) for one in ANSWERED},
+        on_notices=action_on_notices(),
+        ranks_met=getattr(sys.modules.get("torch.distributed"), "is_initialized", bool)(),
+    )
     if torch is None or not hasattr(torch, "get_default_device"):  # not imported, or not wholly
-        return _State(folder, of_ranks, recursion, answers, action_on_notices(), met, None)
+        return state
     device = torch.get_default_device()
-    return _State(
-        folder,
-        of_ranks,
-        recursion,
-        answers,
-        action_on_notices(),
-        met,
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        None if device.type == "cpu" else device,
+    return state._replace(
+        dtype=torch.get_default_dtype(),
+        gradients=torch.is_grad_enabled(),
+        device=None if device.type == "cpu" else device,
     )

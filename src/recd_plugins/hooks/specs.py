@@ -104,7 +104,7 @@ class ModelSpecs:
 
 
 class RunSpecs:
-    """While a model is trained."""
+    """The hooks of a run, while a model is trained."""
 
     @hookspec
     def recd_optimizer(self) -> Iterable[OptimizerRecord[Any]]:  # type: ignore[empty-body]
@@ -116,7 +116,7 @@ class RunSpecs:
 
 
 class AdviceSpecs:
-    """Before there is a registry: what `recd advise` weighs."""
+    """The hook of what `recd advise` weighs, before there is a registry."""
 
     @hookspec
     def recd_additions(self) -> Iterable[Addition]:  # type: ignore[empty-body]
