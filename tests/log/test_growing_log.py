@@ -388,7 +388,7 @@ def test_tables_that_a_killed_run_was_removing_are_whole_or_gone(
 
     periods = load(registry).periods
     with monkeypatch.context() as patched:
-        patched.setattr("recd_plugins.registry.prepare.shutil.rmtree", killed)
+        patched.setattr("recd_plugins.registry.written_tables.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             periods.remove_before(4)
     assert [tables(number) for number in range(5)] == before
@@ -421,7 +421,7 @@ def test_a_run_leaves_the_tables_that_another_run_reads(tmp_path, rows, messages
         fcntl.flock(descriptor, kind)
 
     period = behind.wait(4)
-    monkeypatch.setattr("recd_plugins.registry.prepare.fcntl.flock", removed_meanwhile)
+    monkeypatch.setattr("recd_plugins.registry.periods.fcntl.flock", removed_meanwhile)
     behind.hold(4, period)
     assert locks[4].exists()  # what is held is there, for others to find
 

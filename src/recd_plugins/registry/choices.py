@@ -294,8 +294,8 @@ def _choice(
     except RegistryError as error:
         if chosen:
             raise
-        untold = f"No `use` is written, so these are the options of {use!r}."
-        raise RegistryError(f"{error.message} {untold}", error.where) from None
+        by_default = f"No `use` is written, so these are the options of {use!r}."
+        raise RegistryError(f"{error.message} {by_default}", error.where) from None
     return Choice(
         record=claim.record,
         config=config,

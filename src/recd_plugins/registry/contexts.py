@@ -101,34 +101,6 @@ class Contexts:
         return _watched(built, choice) if choice.record.slot == "pooling" else built
 
 
-def _check_forward(pooling: nn.Module, whose: str) -> None:
-    """`PluginError` unless a model can call it as it calls poolings; only for a trainer's own
-    model may it lack the query."""
-    try:
-        takes = signature(pooling.forward)
-        try:
-            takes.bind("values", "lengths", "query")
-        except TypeError:
-            takes.bind("values", "lengths")
-    except TypeError as error:
-        raise PluginError(
-            f"{whose} a {type(pooling).__name__} whose forward cannot be called with values, "
-            f"lengths and a query ({error}). Write `forward(self, values, lengths, query=None)`."
-        ) from error
-    except ValueError:  # code that Python did not compile has no signature
-        return
-
-
-def _takes_query(pooling: nn.Module) -> bool:
-    try:
-        signature(pooling.forward).bind("values", "lengths", "query")
-    except TypeError:
-        return False
-    except ValueError:  # code that Python did not compile has no signature
-        return True
-    return True
-
-
 def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
     """The factory of a choice's poolings; if one of them returns what no pooling may, the error
     names the choice."""
@@ -143,8 +115,27 @@ def _watched(factory: PoolingFactory, choice: Choice) -> PoolingFactory:
             pooling = factory(dim)
         whose = f"{choice.who}: its factory made"
         check_made(pooling, nn.Module, whose, "Return `lambda dim: MyPooling(dim)`.")
-        _check_forward(pooling, whose)
-        PooledCheck.watch(pooling, choice.who, takes_query=_takes_query(pooling))
+        PooledCheck.watch(pooling, choice.who, takes_query=_takes_query(pooling, whose))
         return pooling
 
     return make
+
+
+def _takes_query(pooling: nn.Module, whose: str) -> bool:
+    """Whether the pooling can be called with a query. `PluginError` unless a model can call it as
+    it calls poolings; only for a trainer's own model may it lack the query."""
+    try:
+        takes = signature(pooling.forward)
+        try:
+            takes.bind("values", "lengths", "query")
+        except TypeError:
+            takes.bind("values", "lengths")
+            return False
+    except TypeError as error:
+        raise PluginError(
+            f"{whose} a {type(pooling).__name__} whose forward cannot be called with values, "
+            f"lengths and a query ({error}). Write `forward(self, values, lengths, query=None)`."
+        ) from error
+    except ValueError:  # code that Python did not compile has no signature
+        pass
+    return True

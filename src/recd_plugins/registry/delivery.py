@@ -19,8 +19,9 @@ from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.option_files import paths_of
+from recd_plugins.registry.periods import Periods
 from recd_plugins.registry.plugin_code import made_by
-from recd_plugins.registry.prepare import Periods, prepared
+from recd_plugins.registry.prepare import prepared
 from recd_plugins.registry.program import digest_of
 
 if TYPE_CHECKING:
@@ -139,17 +140,6 @@ class Delivery:
         return OpenDelivery(registry, self)
 
 
-def _makers(registry: Registry, slot: str) -> str:
-    """The providers of a slot. Steps of batches include the digests of the files that they read;
-    tables have their own digests."""
-    makers = []
-    for choice in registry.chosen(slot):
-        paths = paths_of(choice) if slot in STEPS_OF_BATCHES else []
-        files = [f"{path.name} {digest_of(path)[:12]}" for path in paths if path.is_file()]
-        makers.append(" with ".join([made_by(choice), *files]))
-    return ", ".join(makers)
-
-
 class OpenDelivery:
     """The tables and the transform of a delivery, each made when it is asked for."""
 
@@ -197,3 +187,14 @@ class OpenDelivery:
 
         tables = cache(lambda: prepared(self._registry, self._contexts.of, silent))
         return FeatureSteps(self._registry, self._contexts, tables, found, self.delivery.columns)
+
+
+def _makers(registry: Registry, slot: str) -> str:
+    """The providers of a slot. Steps of batches include the digests of the files that they read;
+    tables have their own digests."""
+    makers = []
+    for choice in registry.chosen(slot):
+        paths = paths_of(choice) if slot in STEPS_OF_BATCHES else []
+        files = [f"{path.name} {digest_of(path)[:12]}" for path in paths if path.is_file()]
+        makers.append(" with ".join([made_by(choice), *files]))
+    return ", ".join(makers)

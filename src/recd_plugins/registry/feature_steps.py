@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.transform import BatchTransform
     from recd_plugins.registry.delivered import Delivered
     from recd_plugins.sparse.groups import Groups
+    from recd_plugins.sparse.id_bounds import IdBounds
     from recd_plugins.sparse.own_batches import FeaturesOf
 
 __all__ = ["FeatureSteps"]
@@ -129,7 +130,7 @@ class FeatureSteps:
 
             _ = read() if group is None else together(group, read)
             self._looked_at = agreed(lambda: found, self.group)
-        for known in ("columns", "steps", "_every", "tables"):
+        for known in ("columns", "steps", "_all_steps", "tables"):
             self.__dict__.pop(known, None)  # they were for the dataset's batches
 
     @property
@@ -169,22 +170,44 @@ class FeatureSteps:
     @cached_property
     def steps(self) -> list[Step]:
         """The steps of `preprocess`, in order."""
-        return self._every if self.columns is None else narrowed(self._every, self.read)
+        if self.columns is None:
+            return self._all_steps
+        return narrowed(self._all_steps, self.read_schema)
 
     @cached_property
-    def _every(self) -> list[Step]:
+    def _all_steps(self) -> list[Step]:
         """The steps for all features, whether they are read or not."""
-        return steps_of(self.transforms, self.there) if self.transforms else []
+        return steps_of(self.transforms, self.whole_schema) if self.transforms else []
 
     @property
-    def read(self) -> Schema:
+    def whole_schema(self) -> Schema:
+        """The whole schema of the tables, or that of the trainer's own batches."""
+        if self._looked_at:
+            from recd_plugins.data.conversion import check_own
+
+            check_own(self.transforms)
+            return schema_of_keys(self._looked_at[0].keys())
+        if self._registry.has_dataset:
+            return self._prepare().schema
+        raise CapabilityError(
+            "preprocess: it is not known which features there are, because registry.yaml has no "
+            "dataset. Pass your own batches: `stack.adapt(model, batches=loader)`."
+        )
+
+    @property
+    def read_schema(self) -> Schema:
         """The schema of what `preprocess` gets."""
-        return self.there if self.columns is None else self.there.having(self.columns)
+        return self.whole_schema if self.columns is None else self.whole_schema.having(self.columns)
 
     @property
-    def made(self) -> Schema:
+    def schema(self) -> Schema:
+        """The schema of what comes out of `preprocess`."""
+        return self.steps[-1].after() if self.steps else self.read_schema
+
+    @property
+    def schema_from_whole(self) -> Schema:
         """The schema that would come out of `preprocess` if all columns were read."""
-        return self._every[-1].after() if self._every else self.there
+        return self._all_steps[-1].after() if self._all_steps else self.whole_schema
 
     @cached_property
     def columns(self) -> Collection[str] | None:
@@ -197,10 +220,10 @@ class FeatureSteps:
         takes = cast("ModelRecord[Any]", choice.record).takes
         assert takes is not None  # it says what it takes
         with choice.named("when asked what its model takes"):
-            taken = takes(choice.config, self.made)
-        _check_taken(taken, self.made, f"{choice.who}: its `takes`")
-        wanted = completed(self._every, needed(self._every, taken) | self._named)
-        every = (*self.there.dense, *self.there.sparse_names)
+            taken = takes(choice.config, self.schema_from_whole)
+        _check_taken(taken, self.schema_from_whole, f"{choice.who}: its `takes`")
+        wanted = completed(self._all_steps, needed(self._all_steps, taken) | self._named)
+        every = (*self.whole_schema.dense, *self.whole_schema.sparse_names)
         kept = tuple(name for name in every if name in wanted)
         return None if kept == every else kept
 
@@ -234,35 +257,15 @@ class FeatureSteps:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The tables' features that are not read."""
-        read = {*self.read.sparse_names}
-        return tuple(name for name in self.there.sparse_names if name not in read)
-
-    @property
-    def there(self) -> Schema:
-        """The whole schema of the tables, or that of the trainer's own batches."""
-        if self._looked_at:
-            from recd_plugins.data.conversion import check_own
-
-            check_own(self.transforms)
-            return schema_of_keys(self._looked_at[0].keys())
-        if self._registry.has_dataset:
-            return self._prepare().schema
-        raise CapabilityError(
-            "preprocess: it is not known which features there are, because registry.yaml has no "
-            "dataset. Pass your own batches: `stack.adapt(model, batches=loader)`."
-        )
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of what comes out of `preprocess`."""
-        return self.steps[-1].after() if self.steps else self.read
+        read = {*self.read_schema.sparse_names}
+        return tuple(name for name in self.whole_schema.sparse_names if name not in read)
 
     def unneeded(self, looked_up: Collection[str]) -> tuple[str, ...]:
         """The tables' features that no lookup needs: neither they nor what a transform makes of
         them is looked up. A feature that `dataset.features` names is not among them."""
         named = self._named if self.says_what_it_takes else frozenset()
         wanted = completed(self.steps, needed(self.steps, looked_up) | named)
-        return tuple(name for name in self.read.sparse_names if name not in wanted)
+        return tuple(name for name in self.read_schema.sparse_names if name not in wanted)
 
     def weighing(
         self, looked_up: Collection[str], *, own: bool
@@ -275,7 +278,7 @@ class FeatureSteps:
             return
         try:
             keys = schema_of_keys(sorted(looked_up))
-            steps = steps_of(chosen, keys) if own and not self._looked_at else self._every
+            steps = steps_of(chosen, keys) if own and not self._looked_at else self._all_steps
         except RegistryError:  # a step names features that the trainer's model does not look up
             return
         choices = {id(one.transform): choice for one, choice in self._chosen_transforms}
@@ -287,7 +290,7 @@ class FeatureSteps:
         """Check that the features that `preprocess` and `pooling` name exist, and that the model
         can take those that it asks for, as far as its record says that."""
         _ = self.columns
-        names = self.made.sparse_names
+        names = self.schema_from_whole.sparse_names
         for choice in self._registry.chosen("pooling"):
             where = self._registry.source.locate(choice.where)
             check_patterns(choice.features, names, kind="feature", where=where)
@@ -298,7 +301,7 @@ class FeatureSteps:
             return None
         reads = self._registry.has_dataset
         tables = self.tables if reads else None
-        schema = self.read if reads or self._looked_at else None
+        schema = self.read_schema if reads or self._looked_at else None
         context = self._contexts.of("dedup", schema, tables)
         context = dataclasses.replace(
             context,
@@ -405,7 +408,7 @@ class FeatureSteps:
                 f"{who} `groups` name {shown(twice[0])} twice. Keep it in one of them."
             )
         if self._registry.has_dataset or self._looked_at:
-            known = self.there.sparse_names
+            known = self.whole_schema.sparse_names
             for name in (name for group in groups for name in group if name not in known):
                 raise PluginError(
                     f"{who} `groups` name {shown(name)}, which does not exist; "
@@ -461,6 +464,12 @@ class FeatureSteps:
         if any(step.changes_keys for step in self.steps):
             _ = self.groups  # it refuses steps that unique samples do not allow
         from recd_plugins.data.transform import BatchTransform, batch_steps
+
+        bounds = self._id_bounds(converter)
+        return BatchTransform(batch_steps(self.steps), converter, bounds, self._who_converts)
+
+    def _id_bounds(self, converter: DedupConverter | None) -> IdBounds:
+        """The rows of each feature's table, and who makes its ids if it is not the reader."""
         from recd_plugins.sparse.id_bounds import IdBounds
 
         num_ids = {one.name: one.num_ids for one in self.schema.sparse}
@@ -472,14 +481,13 @@ class FeatureSteps:
         for step in (one for one in self.steps if one.takes):
             names = step.made_of_dense().sparse_names if step.dense else step.names(step.takes)
             makers |= dict.fromkeys(names, f"{step.who} made")
-        bounds = IdBounds(num_ids, makers)
-        return BatchTransform(batch_steps(self.steps), converter, bounds, self._who_converts)
+        return IdBounds(num_ids, makers)
 
     def _for_nothing(self) -> Iterator[Notice]:
         """Notices of transforms whose features or columns are not read at all."""
         left = {id(step.transform) for step in self.steps}
         choices = {id(one.transform): choice for one, choice in self._chosen_transforms}
-        for step in self._every if self.columns is not None else ():
+        for step in self._all_steps if self.columns is not None else ():
             if step.takes and id(step.transform) not in left:
                 kind = "dense column" if step.dense else "feature"
                 yield Unused(

@@ -22,8 +22,8 @@ __all__ = [
     "FileStat",
     "changed_file",
     "files_of_steps",
+    "leave_out_written_files",
     "note_files",
-    "note_less_files",
     "outdated_by_files",
     "paths_of",
     "stats_of_files",
@@ -88,7 +88,7 @@ def note_files(folder: Path, files: Mapping[Path, FileStat]) -> None:
             write_whole(folder / NOTE, json.dumps(noted, indent=1) + "\n")
 
 
-def note_less_files(
+def leave_out_written_files(
     folder: Path, before: Mapping[Path, FileStat], after: Mapping[Path, FileStat]
 ) -> None:
     """Remove from that record the files that have changed between `before` and `after` the tables

@@ -136,7 +136,7 @@ class TransformProgram:
         )
         chosen = [
             ChosenTransform(
-                who=f"{choice.where}: preprocess {choice.record.name!r} of {choice.provider}",
+                who=choice.who,
                 where=choice.where,
                 features=choice.features,
                 transform=choice.build(Context(seed=self.seed)),

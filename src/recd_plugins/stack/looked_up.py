@@ -29,7 +29,7 @@ def check_read(model: nn.Module, steps: FeatureSteps) -> None:
     """`CapabilityError` where a model looks up what is not read, since it is not the registry's
     model."""
     asked = set() if steps.columns is None else looked_up(model)
-    lacking = asked & {*steps.made.sparse_names} - {*steps.schema.sparse_names}
+    lacking = asked & {*steps.schema_from_whole.sparse_names} - {*steps.schema.sparse_names}
     if lacking:
         names = ", ".join(sorted(lacking))
         raise CapabilityError(

@@ -10,7 +10,7 @@ from recd_plugins.data.growing import Together, Waiting
 from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader, last_period
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.prepare import Periods
+from recd_plugins.registry.periods import Periods
 from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:

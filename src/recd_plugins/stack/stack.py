@@ -35,7 +35,7 @@ from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.measured import measured
-from recd_plugins.registry.prepare import Periods
+from recd_plugins.registry.periods import Periods
 from recd_plugins.slots import Callback, Loader, OptimizerFactory, Planner, check_callback
 from recd_plugins.stack.adaptation import Adaptation
 from recd_plugins.stack.arguments import (
@@ -201,7 +201,7 @@ class Stack(LooksAtBatches):
         from recd_plugins.registry.program import TransformProgram
 
         self.check()
-        return TransformProgram.of(self._registry, self._features.there)
+        return TransformProgram.of(self._registry, self._features.whole_schema)
 
     def loader(
         self,
