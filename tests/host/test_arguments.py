@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.stack.arguments import check_planned, check_sharders, check_share
+from recd_plugins.stack.arguments import check_plan_arguments, check_sharders, check_share
 
 DATA: dict[str, Any] = {
     "plugins": ["recd_dlrm"],
@@ -27,7 +27,7 @@ GIVEN = ("topology", "process_group", "batches", "features", "profile", "constra
 
 
 def planned(**given: Any) -> None:
-    check_planned(**{**dict.fromkeys(GIVEN), **given})
+    check_plan_arguments(**{**dict.fromkeys(GIVEN), **given})
 
 
 def bags() -> nn.Module:

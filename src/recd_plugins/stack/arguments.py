@@ -21,7 +21,7 @@ __all__ = [
     "check_group",
     "check_model",
     "check_overrides",
-    "check_planned",
+    "check_plan_arguments",
     "check_sharders",
     "check_share",
 ]
@@ -69,7 +69,9 @@ def check_share(rank: Any, world_size: Any, split: Any) -> None:
             "counted from 0."
         )
     if split not in SPLITS:
-        raise RegistryError(f"stack.loader: there is no split {shown(split)}; {_splits(split)}")
+        raise RegistryError(
+            f"stack.loader: there is no split {shown(split)}; {nearest(str(split), SPLITS)}"
+        )
 
 
 def check_model(model: Any, whose: str) -> None:
@@ -140,7 +142,7 @@ def check_group(group: Any, whose: str) -> None:
         )
 
 
-def check_planned(
+def check_plan_arguments(
     topology: Any, process_group: Any, batches: Any, features: Any, profile: Any, constraints: Any
 ) -> None:
     """`RegistryError` where an argument of `stack.plan` is of another type than it must be."""
@@ -168,10 +170,6 @@ def check_planned(
                 f"stack.plan: the constraints of table {shown(table)} are {_called(one)}, where "
                 "they must be ParameterConstraints."
             )
-
-
-def _splits(split: Any) -> str:
-    return nearest(str(split), SPLITS)
 
 
 def _called(value: Any) -> str:

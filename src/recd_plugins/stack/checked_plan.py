@@ -49,14 +49,16 @@ class PartsWithoutRows(CapabilityError):
         )
 
 
-def check_is_plan(planning: RegistryPlanner, plan: object, part: str) -> str:
-    """`PluginError` where that part of the planner did not return a plan; how errors about the plan
-    begin."""
+def check_is_plan(planning: RegistryPlanner, plan: object, part: str) -> None:
+    """`PluginError` where that part of the planner did not return a plan."""
     from torchrec.distributed.types import ShardingPlan
 
-    whose = f"{planning.choice.who}: its `{part}` returned"
-    check_made(plan, ShardingPlan, whose, "Return TorchRec's, of every table.")
-    return whose
+    check_made(plan, ShardingPlan, _whose(planning, part), "Return TorchRec's, of every table.")
+
+
+def _whose(planning: RegistryPlanner, part: str) -> str:
+    """How errors begin about what that part of the planner returned."""
+    return f"{planning.choice.who}: its `{part}` returned"
 
 
 def check_for_torchrec(
@@ -65,12 +67,12 @@ def check_for_torchrec(
     planning: RegistryPlanner,
     usage: Usage,
     *,
-    whose: str,
     device: Literal["cpu", "cuda"],
     group: ProcessGroup,
 ) -> None:
-    """`PluginError`, which begins with `whose`, where TorchRec would not take the plan, or ranks
-    have different ones; and a notice where this machine, or its GPU, has no memory for it."""
+    """`PluginError` where TorchRec would not take what the planner's `plan` returned, or ranks have
+    different plans; and a notice where this machine, or its GPU, has no memory for it."""
+    whose = _whose(planning, "plan")
     check_plan(plan, model, planning.sharders(), group.size(), whose, device)
     check_same(plan, group, whose)
     if device == "cpu":

@@ -84,15 +84,9 @@ class GroupPlanning:
         """
 
         def checked() -> ShardingPlan:
-            plan, whose = self._planned(model, on, group, own)
+            plan = self._planned(model, on, group, own)
             check_for_torchrec(
-                plan,
-                model,
-                self._planning,
-                self._usage,
-                whose=whose,
-                device=on.device or device,
-                group=group,
+                plan, model, self._planning, self._usage, device=on.device or device, group=group
             )
             return plan
 
@@ -110,8 +104,8 @@ class GroupPlanning:
         on: Topology,
         group: ProcessGroup,
         own: TrainersOwn,
-    ) -> tuple[ShardingPlan, str]:
-        """The planner's plan, and how errors about it begin."""
+    ) -> ShardingPlan:
+        """The planner's plan, of every rank; all have made the same of registry.yaml for it."""
         planning = self._planning
         with self._order.looking(), own.looked_at(group) as brought:
             given = brought.batches is not None or brought.profile is not None
@@ -134,8 +128,6 @@ class GroupPlanning:
                 return 1
 
             together(group, planned, planning_by(planning.choice.what))
-        (plan,) = plans
-        whose = check_is_plan(planning, plan, "plan")
         tables, schema = self._made()
         check_made_alike(self._registry, self._features, group, tables=tables, schema=schema)
-        return plan, whose
+        return plans[0]

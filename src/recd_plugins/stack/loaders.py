@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
+from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
@@ -15,6 +17,9 @@ from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.slots import Loader, Reader
 from recd_plugins.slots.built import LOADER, check_parts
 from recd_plugins.stack.usage import Usage
+
+if TYPE_CHECKING:
+    from recd_plugins.data.transform import BatchTransform
 
 __all__ = ["Loaders"]
 
@@ -40,7 +45,7 @@ class Loaders:
 
         def delivery() -> Delivery:
             nonlocal asked
-            asked = True  # another process has the transform by it
+            asked = True
             return self.delivery()
 
         context = dataclasses.replace(self._contexts.of("reader"), delivery=delivery)
@@ -58,7 +63,18 @@ class Loaders:
                 transform=transform,
             )
         check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
+        return self._checked(loader, choice, transform, lambda: asked)
 
+    def _checked(
+        self,
+        loader: Loader,
+        choice: Choice,
+        transform: BatchTransform | None,
+        is_delivered: Callable[[], bool],
+    ) -> Loader:
+        """The loader, its batches checked by what it does not check itself; a notice of those that
+        come without the `transform`. Where it `is_delivered`, another process has the transform by
+        the delivery."""
         from recd_plugins.data.local_loader import LocalLoader
         from recd_plugins.slots.batch_check import BatchCheck, checked
 
@@ -68,15 +84,15 @@ class Loaders:
             steps += self._registry.chosen("dedup")
 
         def came() -> None:
-            if not (transform is None or transform.taken_up or asked):
+            if not (transform is None or transform.taken_up or is_delivered()):
                 self._usage.untransformed(choice, steps)
 
-        checks_ids = bool(getattr(loader, "checks_ids", False))
         if type(loader) is LocalLoader:  # it has a transform from the beginning, or none
             if transform is not None and loader.source.transform is None:
                 self._usage.untransformed(choice, steps)
             return loader
-        if checks_ids and (transform is None or asked):
+        checks_ids = bool(getattr(loader, "checks_ids", False))
+        if checks_ids and (transform is None or is_delivered()):
             return loader
         check = BatchCheck(
             self._schema(),

@@ -1,5 +1,4 @@
-"""What a trainer's model looks up, checked against what the registry reads; and what else it
-has."""
+"""What a trainer's model looks up, checked against what the registry reads."""
 
 from __future__ import annotations
 
@@ -11,11 +10,10 @@ from recd_plugins.planning.embedding_collections import embedding_collections
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.types import ShardingPlan
 
     from recd_plugins.registry.feature_steps import FeatureSteps
 
-__all__ = ["behind_collisions", "bytes_beside", "check_read", "looked_up", "too_small", "unweighed"]
+__all__ = ["behind_collisions", "check_read", "looked_up", "too_small", "unweighed"]
 
 
 def looked_up(model: nn.Module) -> set[str]:
@@ -76,13 +74,3 @@ def unweighed(model: nn.Module) -> set[str]:
         bare = isinstance(module, EmbeddingBagCollection) and not module.is_weighted()
         found[bare].update(name for config in configs for name in config.feature_names)
     return found[True] - found[False]
-
-
-def bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:
-    """The bytes of the parameters that are in no module which the plan shards."""
-    sharded = tuple(f"{path}." if path else "" for path in plan.plan)
-    return sum(
-        parameter.numel() * parameter.element_size()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not name.startswith(sharded)
-    )

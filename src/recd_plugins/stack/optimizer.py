@@ -1,4 +1,5 @@
-"""What an optimizer of the `optimizer` slot steps, held to the parameters that it was made for."""
+"""The factory that the `optimizer` slot chose; each optimizer that it makes is checked against the
+parameters that it was given."""
 
 from __future__ import annotations
 

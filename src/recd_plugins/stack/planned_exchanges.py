@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.planning.codecs import codecs_in_words
 from recd_plugins.planning.topology import Topology
-from recd_plugins.stack.looked_up import bytes_beside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +46,7 @@ class PlannedExchanges:
         from recd_plugins.planning.exchanges import exchange_as_measured
 
         self.rows = {}
-        self.dense_bytes = bytes_beside(model, plan)
+        self.dense_bytes = _bytes_beside(model, plan)
         self.planned_on = on
         self._codecs = codecs_in_words(model, sharders)
         self._exchanges = exchange_as_measured(on, group)
@@ -76,3 +75,13 @@ class PlannedExchanges:
             yield f"dense gradients: {self._dense.explained}"
         if self._exchanges:
             yield f"exchanges of ids, rows and gradients: {self._exchanges}"
+
+
+def _bytes_beside(model: nn.Module, plan: ShardingPlan) -> int:
+    """The bytes of the parameters that are in no module which the plan shards."""
+    sharded = tuple(f"{path}." if path else "" for path in plan.plan)
+    return sum(
+        parameter.numel() * parameter.element_size()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not name.startswith(sharded)
+    )

@@ -11,7 +11,7 @@ which is then counted without being named; `stack.adapt(model)` has a model take
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
@@ -44,7 +44,7 @@ from recd_plugins.stack.arguments import (
     check_group,
     check_model,
     check_overrides,
-    check_planned,
+    check_plan_arguments,
     check_sharders,
     check_share,
 )
@@ -58,6 +58,7 @@ from recd_plugins.stack.period_batches import PeriodBatches
 from recd_plugins.stack.planned_exchanges import PlannedExchanges
 from recd_plugins.stack.planner import RegistryPlanner
 from recd_plugins.stack.tables import RegistryTables
+from recd_plugins.stack.uncalled import refuse_uncalled
 from recd_plugins.stack.usage import Usage
 from recd_plugins.stack.watched_models import WatchedModels
 
@@ -533,60 +534,57 @@ class Stack(LooksAtBatches):
                 "first, or pass one."
             )
         check_model(model, "stack.plan")
-        check_planned(topology, process_group, batches, features, profile, constraints)
+        check_plan_arguments(topology, process_group, batches, features, profile, constraints)
         if sharders is not None:
             sharders = check_sharders(sharders, "stack.plan")
         self._train_on(process_group)
-        self._usage.as_written(dist.get_world_size(process_group))
+        self._usage.as_written(group.size())
         self.check_topology(topology)
         check_known(constraints or {})
-        planning = self._planning
+        planning, on = self._planning, topology or self._registry.topology
         planning.plan_for(model, sharders)
-        on = topology or self._registry.topology
-        planned = GroupPlanning(
+        own = TrainersOwn(
+            batches=batches, features=features, profile=profile, constraints=constraints or {}
+        )
+        plan = self._group_planning.plan(model, on, self.device, group, own)
+        planning.planned = True
+        compare_with_trainer(plan, model, planning, self._usage, own.constraints)
+        self._exchanges.take(plan, model, on, planning.sharders(), group)
+        self._usage.planned(planning.planner(), planning.choice, group)
+        self._compare_features(model, own=batches is not None or profile is not None)
+        if plan.plan:  # of a model without tables the planner has said so
+            unique = self._features.groups if self._adaptation.explained else ()
+            self._watched.watch(model, plan, planning.planner(), planning.choice, unique)
+        return self._adaptation.refusing_others(plan, model)
+
+    @cached_property
+    def _group_planning(self) -> GroupPlanning:
+        return GroupPlanning(
             self._registry,
-            planning,
+            self._planning,
             self._features,
             self._usage,
             order=self._order,
             adaptation=self._adaptation,
             made=lambda: (self._tables.made, vars(self).get("schema")),
         )
-        own = TrainersOwn(
-            batches=batches, features=features, profile=profile, constraints=constraints or {}
-        )
-        plan = planned.plan(model, on, self.device, group, own)
-        planning.planned = True
-        compare_with_trainer(plan, model, planning, self._usage, own.constraints)
-        self._exchanges.take(plan, model, on, planning.sharders(), group)
-        planner = planning.planner()
-        self._usage.planned(planner, planning.choice, group)
-        knows = self._features.says_what_it_takes and self._features.columns is not None
-        if self._may_select and not knows and self._usage.asks_for("model"):
-            self._usage.unneeded(self._features.unneeded(looked_up(model)))
-        self._check_weighed(model, own=batches is not None or profile is not None)
-        unique = self._features.groups if self._adaptation.explained else ()
-        if plan.plan:  # of a model without tables the planner has said so
-            self._watched.watch(model, plan, planner, planning.choice, unique)
-        return self._adaptation.refusing_others(plan, model)
 
-    def _check_weighed(self, model: nn.Module, *, own: bool) -> None:
-        """Give a notice of transforms that give weights to ids where the model takes none."""
+    def _compare_features(self, model: nn.Module, *, own: bool) -> None:
+        """Give notices of features that are read and that the model does not look up, and of
+        transforms that give weights to ids where it takes none. `own`: whether the plan is made of
+        what the trainer brought."""
+        names, steps, registry = looked_up(model), self._features, self._registry
+        can_leave_out = registry.has_dataset and hasattr(registry.one("dataset").config, "without")
+        knows = steps.says_what_it_takes and steps.columns is not None
+        if can_leave_out and not knows and self._usage.asks_for("model"):
+            self._usage.unneeded(steps.unneeded(names))
         bare = unweighed(model)
-        own = own or not self._registry.has_dataset
-        for choice, names in self._features.weighing(looked_up(model), own=own):
-            self._usage.unweighed(choice, [name for name in names if name in bare])
+        for choice, weighed in steps.weighing(names, own=own or not registry.has_dataset):
+            self._usage.unweighed(choice, [name for name in weighed if name in bare])
 
     def _train_on(self, group: ProcessGroup | None) -> None:
         """From now on these ranks agree on things; by default all of the job."""
         self.group = self._features.group = self._usage.group = group
-
-    @property
-    def _may_select(self) -> bool:
-        """Whether the dataset can leave features out."""
-        return self._registry.has_dataset and hasattr(
-            self._registry.one("dataset").config, "without"
-        )
 
     @property
     def planned_by(self) -> str:
@@ -661,8 +659,20 @@ class Stack(LooksAtBatches):
         """
         if mine is not None:
             self._planning.take_sharders(check_sharders(mine, "stack.sharders"))
-        planner, choice = self._planning.planner(), self._planning.choice
         sharders = self._planning.sharders_of_plan()
+        self._check_ready_to_shard()
+        if self._features.groups:
+            sharders = self._adaptation.with_dedup(sharders)
+        if self._registry.train.bags_of_one and self.device == "cpu":
+            from recd_plugins.embedding.bags_of_one import with_bags_of_one
+
+            sharders = with_bags_of_one(sharders, self._exchanges.rows)
+        return self._fitted(sharders)
+
+    def _check_ready_to_shard(self) -> None:
+        """Give notices where there is no plan, where the model that was planned is gone, and where
+        it takes no unique samples."""
+        planner, choice = self._planning.planner(), self._planning.choice
         named = isinstance(planner, Tiered) or choice.record.slot in self._registry.source.values
         if named and not self._planning.planned:
             self._usage.unused(
@@ -672,28 +682,28 @@ class Stack(LooksAtBatches):
             )
         if self._planning.model_is_gone:
             self._usage.planned_a_copy()
-        if self._features.groups:
-            if not self._adaptation.explained:
-                self._usage.unused(
-                    self._registry.one("dedup"),
-                    "the model is not adapted, so it takes no unique samples",
-                    "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
-                )
-            sharders = self._adaptation.with_dedup(sharders)
-        if self._registry.train.bags_of_one and self.device == "cpu":
-            from recd_plugins.embedding.bags_of_one import with_bags_of_one
+        if self._features.groups and not self._adaptation.explained:
+            self._usage.unused(
+                self._registry.one("dedup"),
+                "the model is not adapted, so it takes no unique samples",
+                "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
+            )
 
-            sharders = with_bags_of_one(sharders, self._exchanges.rows)
-        model = self._planning.model
-        if model is None and not self._planning.model_is_gone:
-            model = self._features.model  # one that the trainer plans itself
-            if model is None:
-                return sharders
+    def _fitted(self, sharders: list[ModuleSharder[nn.Module]]) -> list[ModuleSharder[nn.Module]]:
+        """The sharders, wrapped where TorchRec's modules would be wrong for the model, and where
+        one takes the model's own place, which is watched."""
         from recd_plugins.embedding.means import with_means
         from recd_plugins.embedding.own_features import with_own_features
 
+        model = self._planning.model
+        if self._planning.model_is_gone:
+            return with_means(with_own_features(sharders), None)
+        if model is None:
+            model = self._features.model  # one that the trainer plans itself
+        if model is None:
+            return sharders
         sharders = with_means(with_own_features(sharders), model)
-        return sharders if model is None else self._watched.watched_sharders(model, sharders)
+        return self._watched.watched_sharders(model, sharders)
 
     def data_parallel(self, **options: Any) -> DataParallelWrapper:
         """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in
@@ -750,40 +760,4 @@ class Stack(LooksAtBatches):
         )
 
 
-def _uncalled(option: str, method: str) -> Callable[..., NoReturn]:
-    """What refuses a method itself as an option of DistributedModelParallel, which calls this on
-    what it is given."""
-
-    def refuse(*_: object) -> NoReturn:
-        raise RegistryError(
-            f"{option}: is the method stack.{method.partition('(')[0]} itself, but must be what it "
-            f"returns. Write `{option}=stack.{method}`."
-        )
-
-    return refuse
-
-
-class _Sharders(partial[Any]):
-    """`stack.sharders` of one stack, which returns a list, and is none."""
-
-    __iter__ = _uncalled("sharders", "sharders()")
-
-
-class _OfEachStack:
-    """A method of `Stack` that is a `_Sharders`, as DistributedModelParallel iterates over what it
-    is given, for which attributes of a function are of no use."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method = method
-
-    def __get__(self, stack: Stack | None, owner: type[Stack]) -> Any:
-        if stack is None:
-            return self._method
-        sharders: Any = _Sharders(self._method, stack)
-        sharders.__name__, sharders.__doc__ = self._method.__name__, self._method.__doc__
-        return sharders
-
-
-cast("Any", Stack).sharders = _OfEachStack(Stack.sharders)
-cast("Any", Stack.data_parallel).wrap = _uncalled("data_parallel_wrapper", "data_parallel()")
-cast("Any", Stack.plan).get_plan_for_module = _uncalled("plan", "plan(model, batches=loader)")
+refuse_uncalled(Stack)

@@ -121,14 +121,13 @@ class WatchedModels:
                 return
             watching.remove()
             if not has_plan():
-                notice = _unused(
+                self._usage.unused(
                     planning,
                     "this trainer asks for no plan: it never calls stack.plan",
                     "Write `plan = stack.plan(model, batches=loader)` and "
                     "`DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, or "
                     f"take `{planning.record.slot}` out of registry.yaml.",
                 )
-                self._usage.found([notice])
 
         watching: RemovableHandle = model.register_forward_pre_hook(_Hook(trains))
 
@@ -179,6 +178,7 @@ class _Watch:
         return [self._watching]
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Look at the module once it is sharded; a notice where it surely trains unsharded."""
         import torch
         from torch.fx import Proxy
         from torchrec.distributed.types import ShardedModule
@@ -196,7 +196,7 @@ class _Watch:
             self._end()
             self._look(module, given)
             return
-        self._unsharded += not is_copy and module.training and torch.is_grad_enabled()
+        self._unsharded += not is_copy and _may_train(module)
         if self._unsharded == SURELY_TRAINS:
             self._end()
             self._usage.unused(
