@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
 
-from recd_plugins.launch.server import ForkedProgram, RankServer
+from recd_plugins.launch.rank_server import ForkedProgram, RankServer
 
 __all__ = ["Ended", "Place", "Program", "Programs", "contents", "programs"]
 

@@ -36,7 +36,7 @@ from recd_plugins.launch.environment import (
     die_with_parent,
     loopback_store,
 )
-from recd_plugins.launch.server import RankServer, rank_server
+from recd_plugins.launch.rank_server import RankServer, rank_server
 
 pytestmark = pytest.mark.slow
 

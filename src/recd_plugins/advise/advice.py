@@ -31,7 +31,7 @@ from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError, listed
 from recd_plugins.hooks.imported import available
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition
-from recd_plugins.launch.server import RankServer
+from recd_plugins.launch.rank_server import RankServer
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS, Topology, stated
 from recd_plugins.registry import Registry

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.command import Failure, launch
-from recd_plugins.launch.server import RankServer
+from recd_plugins.launch.rank_server import RankServer
 
 __all__ = ["step_seconds", "trained_in_turns"]
 

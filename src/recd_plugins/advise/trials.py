@@ -18,7 +18,7 @@ from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.errors import CapabilityError, so_many
 from recd_plugins.launch.command import Failure
 from recd_plugins.launch.machine_cores import machine_cores
-from recd_plugins.launch.server import RankServer
+from recd_plugins.launch.rank_server import RankServer
 from recd_plugins.registry import Registry
 from recd_plugins.registry.capability import resolve_device
 

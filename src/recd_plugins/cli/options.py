@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.importing.text_form import TextForm
     from recd_plugins.data.table import Progress, Table  # pyarrow, which `recd --help` does without
-    from recd_plugins.launch.server import RankServer
+    from recd_plugins.launch.rank_server import RankServer
     from recd_plugins.stack import Stack
 
 __all__ = [
@@ -323,7 +323,7 @@ def server_of_ranks(
     before anything is loaded or computed, since the server is a copy of this process. A registry
     that cannot be read is reported first."""
     from recd_plugins.compat.versions import check_versions, installed_versions
-    from recd_plugins.launch.server import rank_server
+    from recd_plugins.launch.rank_server import rank_server
 
     def check() -> None:
         if registry is not None:

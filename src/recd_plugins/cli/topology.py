@@ -23,7 +23,7 @@ from recd_plugins.storage.lock_file import LockFile, LockHeld
 from recd_plugins.storage.own_folder import own_folder
 
 if TYPE_CHECKING:
-    from recd_plugins.launch.server import RankServer
+    from recd_plugins.launch.rank_server import RankServer
     from recd_plugins.planning.topology import Link
     from recd_plugins.stack import Stack
 

@@ -27,7 +27,7 @@ from recd_plugins.cli.options import (
 from recd_plugins.errors import RecdError, RegistryError, shown, so_many
 
 if TYPE_CHECKING:
-    from recd_plugins.launch.server import RankServer
+    from recd_plugins.launch.rank_server import RankServer
     from recd_plugins.stack import Stack
 
 __all__ = ["train"]

@@ -27,7 +27,7 @@ from recd_plugins.cli.tune_loss import loss
 from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
-    from recd_plugins.launch.server import RankServer
+    from recd_plugins.launch.rank_server import RankServer
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.tuning.trials import Search, Trial
 

@@ -26,7 +26,7 @@ from recd_plugins.errors import DataError, so_many
 from recd_plugins.trainer.tuning.trial_rank import WARM_UP
 
 if TYPE_CHECKING:
-    from recd_plugins.launch.server import RankServer
+    from recd_plugins.launch.rank_server import RankServer
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.tuning.learning import Learning
 

@@ -31,7 +31,7 @@ from recd_plugins.launch.environment import (
     rank_environment,
 )
 from recd_plugins.launch.first_failure import first_to_fail
-from recd_plugins.launch.server import ForkedProgram, RankServer
+from recd_plugins.launch.rank_server import ForkedProgram, RankServer
 from recd_plugins.notices import NOTICE
 
 if TYPE_CHECKING:
