@@ -44,7 +44,8 @@ from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import Trained
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
 from recd_plugins.trainer.checkpoints.other_ranks import reshard
-from recd_plugins.trainer.training import Callbacks, Training, states_by_options
+from recd_plugins.trainer.run_callbacks import Callbacks, states_by_options
+from recd_plugins.trainer.training import Training
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
 

@@ -16,7 +16,7 @@ from recd_plugins import load
 from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.environment import rank_environment
 from recd_plugins.launch.machine_cores import cores_of_each
-from recd_plugins.trainer.run import process_group
+from recd_plugins.trainer.process_group import process_group
 
 
 @pytest.fixture(autouse=True)

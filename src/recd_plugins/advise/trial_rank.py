@@ -31,7 +31,7 @@ def turns(
 ) -> list[list[float]]:
     """`in_turns` for files with overrides, over the launcher's group."""
     from recd_plugins.stack import load
-    from recd_plugins.trainer.run import process_group
+    from recd_plugins.trainer.process_group import process_group
 
     stacks = [load(path, overrides) for path, overrides in sides]
     with process_group(stacks[0]) as device:

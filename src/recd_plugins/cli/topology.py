@@ -175,7 +175,7 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path
     from recd_plugins.launch.environment import die_with_parent
     from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
     from recd_plugins.planning.topology import save_topology
-    from recd_plugins.trainer.run import process_group
+    from recd_plugins.trainer.process_group import process_group
 
     die_with_parent()
     with process_group(stack) as device:

@@ -176,7 +176,7 @@ def _be_a_rank(stack: Stack, resume: bool, or_begin: bool) -> None:
     die_with_parent()
     hide_other_warnings()  # a rank's output is for people
     notices_as_lines()
-    from recd_plugins.trainer.run import process_group
+    from recd_plugins.trainer.process_group import process_group
     from recd_plugins.trainer.run import train as train_rank
     from recd_plugins.trainer.threads_left import name_threads_left
 

@@ -25,8 +25,30 @@ def dense_optimizer(stack: Stack, params: list[nn.Parameter]) -> torch.optim.Opt
         return factory(params)
     settings = stack.registry.train.optimizer
     if params:
-        try_dense_optimizer(settings, params[0].device)
+        _check_options(settings, params[0].device)
     return _made(_kind(settings), params, settings)
+
+
+def check_dense_optimizer(stack: Stack) -> None:
+    """`RegistryError` if registry.yaml names no optimizer of torch, or one that refuses its
+    options. On CUDA the ranks try the options."""
+    settings = stack.registry.train.optimizer
+    if stack.device == "cpu":
+        _check_options(settings, torch.device("cpu"))
+    else:
+        _kind(settings)
+
+
+def _check_options(settings: OptimizerSettings, device: torch.device) -> None:
+    """`RegistryError` if torch refuses the options, or fails because of them in the first step."""
+    kind = _kind(settings)
+    small = nn.Parameter(torch.ones(2, 2, device=device))
+    small.grad = torch.ones_like(small)
+    optimizer = _made(kind, [small], settings)
+    try:
+        optimizer.step()
+    except Exception as error:  # torch has many ways of saying it
+        raise _refused(settings, error) from error
 
 
 def _kind(settings: OptimizerSettings) -> Callable[..., torch.optim.Optimizer]:
@@ -38,28 +60,6 @@ def _kind(settings: OptimizerSettings) -> Callable[..., torch.optim.Optimizer]:
             f"gradients step by step; {nearest(settings.dense.lower(), known)}"
         )
     return kind
-
-
-def check_dense_optimizer(stack: Stack) -> None:
-    """`RegistryError` if registry.yaml names no optimizer of torch, or one that refuses its
-    options. On CUDA the ranks try the options."""
-    settings = stack.registry.train.optimizer
-    if stack.device == "cpu":
-        try_dense_optimizer(settings, torch.device("cpu"))
-    else:
-        _kind(settings)
-
-
-def try_dense_optimizer(settings: OptimizerSettings, device: torch.device) -> None:
-    """`RegistryError` if torch refuses the options, or fails because of them in the first step."""
-    kind = _kind(settings)
-    small = nn.Parameter(torch.ones(2, 2, device=device))
-    small.grad = torch.ones_like(small)
-    optimizer = _made(kind, [small], settings)
-    try:
-        optimizer.step()
-    except Exception as error:  # torch has many ways of saying it
-        raise _refused(settings, error) from error
 
 
 def _made(

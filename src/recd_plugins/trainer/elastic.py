@@ -79,18 +79,18 @@ def attempt_name(store: Store, rank: int, world_size: int, patience: float = PAT
     ends = time.monotonic() + patience
     while time.monotonic() < ends:
         if rank == 0:
-            here = [_left(store, f"here/{one}") for one in range(world_size)]
+            here = [_stored(store, f"here/{one}") for one in range(world_size)]
             if all(here) and here != proposed:
                 proposed = here
                 store.set("proposed", json.dumps(here))
         else:
-            proposed = json.loads(_left(store, "proposed") or "[]")
+            proposed = json.loads(_stored(store, "proposed") or "[]")
         if len(proposed) == world_size and proposed[rank] == word:
             name = sha256("".join(proposed).encode()).hexdigest()
             store.set(f"agreed/{name}/{rank}", "yes")
             if rank == 0 and store.check([f"agreed/{name}/{one}" for one in range(world_size)]):
                 store.set("begins", name)
-            if _left(store, "begins") == name:
+            if _stored(store, "begins") == name:
                 return name
         time.sleep(LOOK)
     name = sha256("".join(proposed).encode()).hexdigest()
@@ -104,7 +104,7 @@ def attempt_name(store: Store, rank: int, world_size: int, patience: float = PAT
     )
 
 
-def _left(store: Store, key: str) -> str:
+def _stored(store: Store, key: str) -> str:
     """The value that a rank stored under a key; empty if none did."""
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 

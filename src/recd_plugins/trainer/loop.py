@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,10 @@ from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
 from recd_plugins.trainer.retiering import Retiering
+from recd_plugins.trainer.run_callbacks import Callbacks
 from recd_plugins.trainer.run_report import RunReport, defined
 from recd_plugins.trainer.stop_signal import Stopped, StopSignal
-from recd_plugins.trainer.training import Callbacks, Training
+from recd_plugins.trainer.training import Training
 from recd_plugins.trainer.watchdog import Watchdog
 
 __all__ = ["Loop", "evaluates_again"]
@@ -178,17 +179,7 @@ class Loop:
         # Callbacks have drawn random numbers at their start, as they did when the run was new.
         set_random_state(reached.random, self._job.device)
         so_far, training = reached.so_far, self._training
-        if "window" in so_far:
-            self._window.load_state_dict(so_far["window"])
-        if "cost" in so_far:
-            self._meter.load_state_dict(so_far["cost"])
-            training.metrics = so_far["metrics"]
-            first, last = so_far["metrics_steps"]
-            self._metrics_steps = (first, last)
-            self._unsaved = so_far["unsaved"]
-            self._parts = so_far["parts_ms"]
-        if "forecasts" in so_far:
-            self._forecasts.load_state_dict(so_far["forecasts"])
+        self._restore_counts(so_far)
         ended = so_far.get("ended", "") if reached.same_end else ""
         if reached.same_end:
             training.stopping = so_far.get("stopping", "")
@@ -208,8 +199,22 @@ class Loop:
             f"moved them. It adds floats in another order than an uninterrupted one{hot}"
         )
 
+    def _restore_counts(self, so_far: Mapping[str, Any]) -> None:
+        """Take over the counts of a checkpoint, as far as it has them."""
+        if "window" in so_far:
+            self._window.load_state_dict(so_far["window"])
+        if "cost" in so_far:
+            self._meter.load_state_dict(so_far["cost"])
+            self._training.metrics = so_far["metrics"]
+            first, last = so_far["metrics_steps"]
+            self._metrics_steps = (first, last)
+            self._unsaved = so_far["unsaved"]
+            self._parts = so_far["parts_ms"]
+        if "forecasts" in so_far:
+            self._forecasts.load_state_dict(so_far["forecasts"])
+
     def _so_far(self) -> dict[str, Any]:
-        """The counts that `_go_on` takes over."""
+        """The counts and reasons that `_go_on` takes over."""
         training = self._training
         return {
             "window": self._window.state_dict(),
@@ -387,24 +392,7 @@ class Loop:
 
         Without `what`, a loss is not finite.
         """
-        schema, step = self._stack.schema, self._losses.first()
-        culprit = self._inputs.culprit(
-            [name for name in schema.dense for _ in range(schema.width(name) or 1)]
-        )
-        reason = "training diverged. Lower train.optimizer.tables_lr or dense_lr"
-        if culprit:
-            reason = (
-                f"{culprit}. `recd data check` lists all such columns: give them a value there, or "
-                "take out the preprocess step that makes it"
-            )
-        elif step == 1:  # of weights that no rate has touched
-            made = self._stack.registry
-            who = [one.who for slot in ("model", "pooling") for one in made.chosen(slot)]
-            reason = (
-                "the model makes it of weights as they begin, before any rate has a part in it. "
-                "Check by what its modules divide, and of what they take logarithms: "
-                f"{'; '.join(who)}"
-            )
+        step, culprit = self._losses.first(), self._culprit()
         kept = self._losses.keep(self._settings.run / "diverged", step or self._training.step)
         dist.barrier()
         whole = self._checkpoints.there()
@@ -415,7 +403,31 @@ class Loop:
             else "There is no checkpoint before it"
         )
         what = what or f"the loss of step {step} is not finite"
-        return RecdError(f"{what}: {reason}. {kept}. {checkpoint}.")
+        return RecdError(f"{what}: {self._why_diverged(step, culprit)}. {kept}. {checkpoint}.")
+
+    def _culprit(self) -> str:
+        """The first batch and its columns that are not finite, in words; "" where all are. Every
+        rank must call it."""
+        schema = self._stack.schema
+        columns = [name for name in schema.dense for _ in range(schema.width(name) or 1)]
+        return self._inputs.culprit(columns)
+
+    def _why_diverged(self, step: int, culprit: str) -> str:
+        """Why training diverged, and what to do, from the first step whose loss is not finite."""
+        if culprit:
+            return (
+                f"{culprit}. `recd data check` lists all such columns: give them a value there, or "
+                "take out the preprocess step that makes it"
+            )
+        if step == 1:  # of weights that no rate has touched
+            made = self._stack.registry
+            who = [one.who for slot in ("model", "pooling") for one in made.chosen(slot)]
+            return (
+                "the model makes it of weights as they begin, before any rate has a part in it. "
+                "Check by what its modules divide, and of what they take logarithms: "
+                f"{'; '.join(who)}"
+            )
+        return "training diverged. Lower train.optimizer.tables_lr or dense_lr"
 
     def _report_profile(self) -> None:
         folder = self._settings.run

@@ -76,8 +76,8 @@ from recd_plugins.trainer.checkpoints.registry_before import (
 )
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.checkpoints.version_before import VERSION
+from recd_plugins.trainer.run_callbacks import states_by_options
 from recd_plugins.trainer.run_folder import checkpoints_in, remove_parts
-from recd_plugins.trainer.training import states_by_options
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks

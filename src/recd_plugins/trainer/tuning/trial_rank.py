@@ -56,7 +56,7 @@ def trial(
     from recd_plugins.trainer.assemble import assemble
     from recd_plugins.trainer.checkpoints.positions import Positions
     from recd_plugins.trainer.measure.memory import PeakMemory
-    from recd_plugins.trainer.run import process_group
+    from recd_plugins.trainer.process_group import process_group
 
     stack = load(registry, overrides)
     with process_group(stack) as device, _report_out_of_memory(into):

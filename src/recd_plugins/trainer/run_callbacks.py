@@ -1,0 +1,209 @@
+"""The callbacks of a run, called one after another, and checked for what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import PluginError, shown
+from recd_plugins.registry import Choice
+from recd_plugins.slots import Callback
+from recd_plugins.slots.batch_check import BatchCheck
+from recd_plugins.trainer.training import Training
+
+if TYPE_CHECKING:
+    from recd_plugins.data.dataset import Split
+    from recd_plugins.data.schema import Schema
+
+__all__ = ["Callbacks", "states_by_options"]
+
+LEFT = ("on_metrics", "on_evaluation", "at_end")
+"""The events whose last argument callbacks may add to."""
+KEPT = ("loss", "ne", "auc", "samples")
+"""The metrics that a run prints."""
+
+
+class Callbacks:
+    """A run's callbacks: the host's own, and those that registry.yaml chose.
+
+    Each is an instance and its choice in registry.yaml, which is None for the host's own.
+    """
+
+    def __init__(
+        self, callbacks: Sequence[tuple[Callback, Choice | None]], schema: Schema | None = None
+    ) -> None:
+        """With a `schema`, the batches that callbacks make are checked against it."""
+        self._callbacks = callbacks
+        self._checks = [
+            None
+            if schema is None or choice is None or not _makes_batches(callback)
+            else BatchCheck(schema, f"{choice.who}: its `on_batch` returned")
+            for callback, choice in callbacks
+        ]
+
+    def call(self, event: str, *args: Any) -> None:
+        """Call the method `event` of each, with these arguments."""
+        for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
+            before = _standing(*args)
+            with _named(choice, event):
+                getattr(callback, event)(*args)
+            if choice is not None:
+                _check_standing(before, _standing(*args), f"{choice.who}: {event}")
+            if choice is not None and event in LEFT:
+                _check_left(args[-1], f"{choice.who}: {event}", numbers=event != "at_end")
+
+    def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
+        """The batch after each callback in turn has changed it."""
+        for (callback, choice), check in zip(self._callbacks, self._checks, strict=True):
+            with _named(choice, "on_batch"):
+                batch = callback.on_batch(training, batch, split)
+            if not isinstance(batch, Batch):
+                raise PluginError(
+                    f"{choice.where if choice else callback}: on_batch of "
+                    f"{type(callback).__name__} returned {shown(batch)}. Return the batch to train."
+                )
+            if check is not None:  # the batch that it was given may be another one now
+                check(batch)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of those that registry.yaml chose, by name; callbacks without a state are left
+        out."""
+        states = {}
+        for name, callback, choice in self._chosen():
+            with choice.named("in state_dict"):
+                state: object = callback.state_dict()
+            if not isinstance(state, dict):
+                raise PluginError(
+                    f"{choice.where}: state_dict of {type(callback).__name__} returned "
+                    f"{shown(state)}. Return what it keeps as a dict, an empty one for nothing."
+                )
+            try:
+                json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise PluginError(
+                    f"{choice.where}: the state of {type(callback).__name__} cannot be written as "
+                    f"JSON ({error}), as a checkpoint does. Keep numbers, texts, lists and "
+                    "mappings in it."
+                ) from error
+            if state:
+                states[name] = state
+        return states
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> list[str]:
+        """Go on from a checkpoint's states; returns the names of those that no callback takes."""
+        left = dict(states)
+        for name, callback, choice in self._chosen():
+            if name in left:
+                with choice.named("in load_state_dict"):
+                    callback.load_state_dict(left.pop(name))
+        return sorted(left)
+
+    def _chosen(self) -> Iterator[tuple[str, Callback, Choice]]:
+        """The callbacks of registry.yaml, each with the name of its state."""
+        chosen = [(callback, choice) for callback, choice in self._callbacks if choice is not None]
+        names = _names_of_states(choice.record.name for _, choice in chosen)
+        for name, (callback, choice) in zip(names, chosen, strict=True):
+            yield name, callback, choice
+
+
+def _names_of_states(records: Iterable[str]) -> Iterator[str]:
+    """A name for each callback's state, from its record's name; the second of a record is
+    `name#2`."""
+    seen: dict[str, int] = {}
+    for name in records:
+        seen[name] = count = seen.get(name, 0) + 1
+        yield name if count == 1 else f"{name}#{count}"
+
+
+def states_by_options(
+    states: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A checkpoint's states of callbacks, by the names that they have in the registry of `now`: of
+    several callbacks of one record, each gets the state of the one with the same options.
+
+    One whose options have changed gets the first state of its record that is left. States that are
+    left in the end are named by the place that the callback had in `before`.
+    """
+    left, wanted = _callbacks_in(before), _callbacks_in(now)
+    named: dict[str, str] = {}
+    for alike in (True, False):
+        for name, (record, options) in wanted.items():
+            fits = [
+                old
+                for old, (its_record, its_options) in left.items()
+                if its_record == record and (its_options == options or not alike)
+            ]
+            if fits and name not in named.values():
+                named[fits[0]] = name
+                del left[fits[0]]
+    places = {old: place for place, old in enumerate(_callbacks_in(before))}
+    for old, (record, _) in left.items():
+        named[old] = f"{record} (callbacks[{places[old]}] then)"
+    return {named.get(name, name): state for name, state in states.items()}
+
+
+def _callbacks_in(registry: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Record and options of each callback that a registry names, by the name of its state."""
+    entries = registry.get("callbacks") or ()
+    each = [dict(one) if isinstance(one, Mapping) else {"use": one} for one in entries]
+    records = [str(one.pop("use", None)).rpartition(":")[2] for one in each]
+    return dict(zip(_names_of_states(records), zip(records, each, strict=True), strict=True))
+
+
+def _standing(training: Any = None, *_: Any) -> tuple[object, ...]:
+    """What a callback must leave as it finds it: the model's mode, whether torch computes
+    gradients, and the run's step."""
+    mode = getattr(getattr(training, "model", None), "training", None)
+    return mode, torch.is_grad_enabled(), getattr(training, "step", None)
+
+
+def _check_standing(before: Sequence[object], after: Sequence[object], whose: str) -> None:
+    """`PluginError` if a callback has changed any of what it must leave as it finds it."""
+    parts = (
+        ("the model in another mode", "Put it back by `training.model.train(mode)`."),
+        ("gradients computed otherwise", "Write `with torch.no_grad():` around what needs none."),
+        ("`training.step` at another step", "Read it; `training.stop(reason)` ends a run."),
+    )
+    for (what, fix), was, now in zip(parts, before, after, strict=True):
+        if now != was:
+            raise PluginError(f"{whose} left {what} than it found: {now} instead of {was}. {fix}")
+
+
+def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
+    """`PluginError` unless the metrics, or the summary, can be written after a callback changed
+    them."""
+    if numbers:
+        gone = [name for name in KEPT if name not in left]
+        if gone:
+            raise PluginError(
+                f"{whose} removed {gone[0]!r}, which a run prints. Add metrics, but do not remove "
+                "any."
+            )
+        for name, value in left.items():
+            if not isinstance(value, int | float) and (value is not None or name in KEPT):
+                raise PluginError(
+                    f"{whose} left {shown(value)} as the metric {name!r}. Give a number of Python, "
+                    "as `float(...)` makes from a tensor."
+                )
+    try:
+        json.dumps(left)
+    except (TypeError, ValueError) as error:
+        raise PluginError(
+            f"{whose} left a value that cannot be written as JSON ({error}). Keep numbers, texts, "
+            "lists and mappings in it."
+        ) from error
+
+
+def _makes_batches(callback: Callback) -> bool:
+    """Whether it has an `on_batch` of its own."""
+    return getattr(callback.on_batch, "__func__", None) is not Callback.on_batch
+
+
+def _named(choice: Choice | None, event: str) -> AbstractContextManager[None]:
+    return choice.named(f"in {event}") if choice else nullcontext()
