@@ -102,9 +102,8 @@ def _coverage(name: str, table: Mapping[str, Any], of: str) -> Figure:
         if tier in table and table[tier]["rows"]:
             rows, taken = rows + table[tier]["rows"], taken + table[tier]["share"]
             plot.dot(rows, taken, TIERS[tier][1], size=5)
-            right = (
-                plot.x.at(rows) <= 0.55
-            )  # the curve rises: words fit below it to the right, or above it to the left
+            # The curve rises: words fit below it to the right, or above it to the left.
+            right = plot.x.at(rows) <= 0.55
             plot.word(rows, taken, f"{rows:,} rows take {share(taken)}", below=right)
     tenth = next(taken for rows, taken in points if rows >= 0.1 * points[-1][0])
     return Figure(

@@ -11,7 +11,7 @@ from recd_plugins.trainer.measure.breakdown import PARTS
 
 __all__ = ["figures"]
 
-INKS = {
+PART_INKS = {
     "dense": "slate",
     "lookup": "blue",
     "pooling": "purple",
@@ -39,23 +39,28 @@ def figures(sources: Sources) -> Iterator[Figure]:
     every = [
         Bar(
             name=name,
-            parts=[(f"{part} {number(one[part])}", one[part], INKS[part]) for part in INKS],
+            parts=[
+                (f"{part} {number(one[part])}", one[part], PART_INKS[part]) for part in PART_INKS
+            ],
             total=f"{number(sum(one.values()))} ms",
         )
         for name, one in parts.items()
     ]
     summary = "; ".join(
-        f"{name}: " + ", ".join(f"{part} {number(one[part])} ms" for part in INKS)
+        f"{name}: " + ", ".join(f"{part} {number(one[part])} ms" for part in PART_INKS)
         for name, one in parts.items()
     )
     yield Figure(
         title="Parts of a step, mean over profiled steps and ranks",
         says=summary,
         drawing=bars(every, words="ms"),
-        legend=list(INKS.items()),
+        legend=list(PART_INKS.items()),
         wide=True,
         columns=["part", *parts, "what it holds"],
-        rows=[[part, *(number(one[part]) for one in parts.values()), PARTS[part]] for part in INKS],
+        rows=[
+            [part, *(number(one[part]) for one in parts.values()), PARTS[part]]
+            for part in PART_INKS
+        ],
     )
 
 
@@ -79,9 +84,9 @@ def _timeline(ranks: Sequence[Mapping[str, Any]], longest: float, of: str) -> Fi
         )
         y += LANE
         for part, start, end in rank["thread"]:
-            marks.append(_block(start, end, longest, y, THREAD, INKS[part], "part"))
+            marks.append(_block(start, end, longest, y, THREAD, PART_INKS[part], "part"))
             marks += words_within(
-                part, (start + end) / 2 / longest, (end - start) / longest, y + 14, INKS[part]
+                part, (start + end) / 2 / longest, (end - start) / longest, y + 14, PART_INKS[part]
             )
         y += THREAD + 4
         flights, lanes = _flights(rank["collectives"], exposed, longest, y)
@@ -106,7 +111,7 @@ def _timeline(ranks: Sequence[Mapping[str, Any]], longest: float, of: str) -> Fi
         f'<text x="100%" y="{y + 13:g}" text-anchor="end" class="axis">ms</text>'
         f"{''.join(marks)}</svg>",
         legend=[
-            *((part, ink) for part, ink in INKS.items() if part in used),
+            *((part, ink) for part, ink in PART_INKS.items() if part in used),
             ("thin: a collective; orange where it is waited for", "sky"),
         ],
         note="The median step of those that were profiled. Each rank's clock begins with its step.",

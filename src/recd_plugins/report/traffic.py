@@ -11,7 +11,7 @@ from recd_plugins.trainer.measure.runs_compared import RunLog
 
 __all__ = ["figures"]
 
-INKS = {
+WAY_INKS = {
     "all-to-all, ids": "sky",
     "all-to-all, forward": "blue",
     "all-to-all, backward": "purple",
@@ -19,7 +19,9 @@ INKS = {
     "reduce-scatter": "green",
     "all-gather": "ochre",
 }
+"""The ink of each way in which bytes travel."""
 OTHER = "pale"
+"""The ink of any other way."""
 LINKS = {
     "a2a_global": ("all-to-all, all ranks", "blue"),
     "a2a_intra": ("all-to-all, within nodes", "sky"),
@@ -73,14 +75,14 @@ def _moved(cost: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _collectives(moved: Mapping[str, Mapping[str, float]]) -> Figure:
-    ways = [way for way in INKS if any(way in one for one in moved.values())]
-    ways += sorted({way for one in moved.values() for way in one} - set(INKS))
+    ways = [way for way in WAY_INKS if any(way in one for one in moved.values())]
+    ways += sorted({way for one in moved.values() for way in one} - set(WAY_INKS))
     every = [
         Bar(
             name=name,
             parts=[
                 (f"{way.removeprefix('all-to-all, ')} {quantity(one[way])}", one[way],
-                 INKS.get(way, OTHER))
+                 WAY_INKS.get(way, OTHER))
                 for way in ways
                 if way in one
             ],
@@ -97,7 +99,7 @@ def _collectives(moved: Mapping[str, Mapping[str, float]]) -> Figure:
         )
         + ".",
         drawing=bars(every, unit="B"),
-        legend=[(way, INKS.get(way, OTHER)) for way in ways],
+        legend=[(way, WAY_INKS.get(way, OTHER)) for way in ways],
         note="Mean over ranks and over the steps that were sampled.",
         columns=["collective", *moved],
         rows=[[way, *(quantity(one.get(way, 0.0)) for one in moved.values())] for way in ways],
