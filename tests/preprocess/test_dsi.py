@@ -538,10 +538,10 @@ def test_weights_that_no_collection_takes_are_told() -> None:
     chain = [{"use": "first_x", "n": 2}, {"use": "compute_score", "features": ["a", "b"]}]
     stack = rp.load({"plugins": ["recd_dsi"], "preprocess": chain})
     weighted = [bags("a", weighted=True), bags("b", weighted=True)]
-    stack._check_weighed(nn.ModuleList(weighted), own=True)  # a warning would fail the test
+    stack._compare_features(nn.ModuleList(weighted), own=True)  # a warning would fail the test
     says = r"^preprocess\[1\]: compute_score is not needed: the ids of feature b get weights by it"
     with pytest.warns(NoticeWarning, match=says):
-        stack._check_weighed(nn.ModuleList([weighted[0], bags("b", weighted=False)]), own=True)
+        stack._compare_features(nn.ModuleList([weighted[0], bags("b", weighted=False)]), own=True)
 
 
 CHAINS: list[list[dict[str, Any]]] = [
