@@ -514,6 +514,19 @@ def test_callbacks_that_a_trainer_drops_are_told(gloo_pool: GlooPool) -> None:
         assert gloo_pool.run(trained_with_callbacks, how) == [[], []]
 
 
+class SlottedLoader:
+    """A reader's loader to which nobody can refer weakly."""
+
+    __slots__ = ()
+    is_read = False
+
+
+def test_a_loader_may_have_slots() -> None:
+    usage = rp.load({})._usage
+    usage.gave_loader(SlottedLoader())
+    assert not usage.loaders_are_unread
+
+
 class Regions(nn.Module):
     """Looks up one feature of the sessions."""
 

@@ -3,11 +3,11 @@ read and used."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import ref
 
 from recd_plugins.errors import listed, nearest, shown, so_many
 from recd_plugins.notices import (
@@ -51,11 +51,11 @@ class Usage:
         self._asked: set[str] = set()
         source = registry.source
         self._notices = Notices(strict=registry.strict, path=source.path, lines=source.lines)
-        self._callbacks: list[ReferenceType[Callback]] = []
+        self._callbacks: list[Callable[[], object]] = []
         """The callbacks that the trainer was given."""
         self._given_callbacks = 0
         """How often it was given any."""
-        self._loaders: list[ReferenceType[object]] = []
+        self._loaders: list[Callable[[], object]] = []
         """The loaders of the train split that the trainer was given."""
         self.group: ProcessGroup | None = None
         """The ranks that train, where these are not all of the job's: the first of them warns."""
@@ -70,7 +70,7 @@ class Usage:
 
     def gave_callbacks(self, callbacks: Iterable[Callback]) -> None:
         """The trainer has them from now on, if it keeps them."""
-        self._callbacks += map(ref, callbacks)
+        self._callbacks += map(_weak, callbacks)
         self._given_callbacks += 1
 
     @property
@@ -82,7 +82,7 @@ class Usage:
 
     def gave_loader(self, loader: object) -> None:
         """The trainer is to train on the batches of this loader from now on."""
-        self._loaders.append(ref(loader))
+        self._loaders.append(_weak(loader))
 
     @property
     def loaders_are_unread(self) -> bool:
@@ -333,6 +333,15 @@ class Usage:
         import torch.distributed as dist
 
         self._notices.give(notices, dist.get_rank(self.group) if dist.is_initialized() else 0)
+
+
+def _weak(one: object) -> Callable[[], object]:
+    """A weak reference. Of what allows none, such as an object with slots or a list, nobody can see
+    whether the trainer has it: it counts as kept, and as read."""
+    try:
+        return ref(one)
+    except TypeError:
+        return lambda: True
 
 
 def _replaced(one: Rewritten) -> Replaced:
