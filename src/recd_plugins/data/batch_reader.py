@@ -2,10 +2,9 @@
 
 For each stream of the consumer, memory holds the window in use and the windows loaded ahead. One of
 these is held twice while it is gathered: as decoded, and in order. Allocators keep what is freed. A
-window is `reader.window` stripes at 8 bytes an id and 4 bytes a
-length or float; the features that a `dedup` converter takes hold each different row once. Decoded
-ids have 4 bytes where the files have 4, and so have the converter's rows if all features that it
-takes have 4.
+window is `reader.window` stripes at 8 bytes an id and 4 bytes a length or float; the features that
+a `dedup` converter takes hold each different row once. Decoded ids have 4 bytes where the files
+have 4, and so have the converter's rows if all features that it takes have 4.
 """
 
 from __future__ import annotations

@@ -64,10 +64,8 @@ class BatchTransform:
         """The steps whose time it measures: the converter, and each transform."""
         self.seconds = ReadSeconds()
         self._dedup = dedup
-        self._converted = 0
-        """The batches that were converted so far."""
-        self._transformed_so_far = 0
-        """The batches whose features were transformed so far."""
+        self._batches = 0
+        """The batches that came so far."""
         self.takes = frozenset() if dedup is None else _taken(dedup, self._who)
         """The features that the converter takes."""
         self.asks = () if dedup is None else _asked(dedup, self._who)
@@ -99,12 +97,12 @@ class BatchTransform:
         Then the batch's features are the others; without `unjoined` they are all features. What the
         converter asks for beside features is only in `unjoined`.
         """
-        self._taken_up[0] = 1
+        checks = self._comes()
         features, dedup, dense = batch.features, batch.dedup, batch.dense
         if self._dedup is not None and self.takes:
             with self.seconds.of(CONVERT):
-                features, dedup = self._deduplicated(self._dedup, features, unjoined)
-        features, dedup, dense = self._transformed(features, dedup, dense, self.seconds)
+                features, dedup = self._deduplicated(self._dedup, features, unjoined, checks)
+        features, dedup, dense = self._transformed(features, dedup, dense, self.seconds, checks)
         if self._bounds is not None:
             shared = dedup.kjt if isinstance(dedup, DeduplicatedFeatures) else dedup
             for kjt in (features, shared):
@@ -120,14 +118,26 @@ class BatchTransform:
         Without a converter, `dedup` is what these became before. What transforms make of dense
         columns is not included.
         """
-        self._taken_up[0] = 1
+        checks = self._comes()
         if self._dedup is not None and self.takes:
-            features, dedup = self._deduplicated(self._dedup, features, unjoined)
-        features, dedup, _ = self._transformed(features, dedup, None, ReadSeconds())
+            features, dedup = self._deduplicated(self._dedup, features, unjoined, checks)
+        features, dedup, _ = self._transformed(features, dedup, None, ReadSeconds(), checks)
         return features, dedup
 
+    def _comes(self) -> bool:
+        """Note that a batch comes. Returns whether what is made of it is checked, as of the 1st,
+        2nd, 4th, ... batch: what is wrong with one is wrong with most."""
+        self._taken_up[0] = 1
+        self._batches += 1
+        return not self._batches & self._batches - 1
+
     def _transformed(
-        self, features: KeyedJaggedTensor, dedup: Any, dense: Tensor | None, seconds: ReadSeconds
+        self,
+        features: KeyedJaggedTensor,
+        dedup: Any,
+        dense: Tensor | None,
+        seconds: ReadSeconds,
+        checks: bool,
     ) -> tuple[KeyedJaggedTensor, Any, Any]:
         """What the steps make of all three; without `dense`, steps on dense columns are skipped.
         Features that several steps in a row add are appended together; the time for that counts for
@@ -135,8 +145,6 @@ class BatchTransform:
         plain, shared = TransformedFeatures(features), None
         if isinstance(dedup, KeyedJaggedTensor | DeduplicatedFeatures):
             shared = TransformedFeatures(dedup)
-        self._transformed_so_far += 1
-        checks = _is_checked(self._transformed_so_far)
         began = time.perf_counter()
         for (names, step), label in zip(self._steps, self._labels, strict=True):
             if checks and shared is not None and not isinstance(step, DenseStep):
@@ -158,13 +166,15 @@ class BatchTransform:
         return features, dedup, dense
 
     def _deduplicated(
-        self, dedup: DedupConverter, features: KeyedJaggedTensor, unjoined: Columns | None
+        self,
+        dedup: DedupConverter,
+        features: KeyedJaggedTensor,
+        unjoined: Columns | None,
+        checks: bool,
     ) -> tuple[KeyedJaggedTensor, Any]:
         """The features that the converter leaves, and what it makes of those that it takes."""
         features, taken = self._parted(dedup, features, unjoined)
         whose = f"{self._who}`convert` of {type(dedup).__name__}"
-        self._converted += 1
-        checks = _is_checked(self._converted)
         given = _copied(taken.to_kjt()) if checks else {}
         with naming(whose, "when it was given columns"):
             made = dedup.convert(taken)
@@ -269,11 +279,6 @@ class DenseStep:
                 + (", behind dense columns: let it return a pair of both." if both else ".")
             )
         return columns, made
-
-
-def _is_checked(batch: int) -> bool:
-    """Whether this is the 1st, 2nd, 4th, ... batch: what is wrong with one is wrong with most."""
-    return not batch & batch - 1
 
 
 def _check_rows(

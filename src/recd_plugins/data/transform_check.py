@@ -11,6 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.jagged import WeightedJagged, without
+from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.row_wise import RowWise
 
 __all__ = ["check_rows"]
@@ -33,7 +34,7 @@ def check_rows(step: RowWise, features: KeyedJaggedTensor, names: Collection[str
         return
     given = without(features, others)
     made = _made(step, given)
-    alone = _made(step, _select(given, rows))
+    alone = step(_select(given, rows))
     keys = alone.keys()
     expected, found = (WeightedJagged.of(one) for one in (_select(made, rows), alone))
     differ = _rows_that_differ(found, expected)
@@ -74,16 +75,7 @@ def _made(step: RowWise, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 def _select(features: KeyedJaggedTensor, rows: Tensor) -> KeyedJaggedTensor:
     """These rows of each key."""
-    keys, stride = features.keys(), features.stride()
-    places = (torch.arange(len(keys)).unsqueeze(1) * stride + rows).reshape(-1)
-    some = WeightedJagged.of(features).select(places)
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=some.values,
-        lengths=some.lengths,
-        weights=some.weights,
-        stride=len(rows),
-    )
+    return JoinedFeatures([features]).take(rows.numpy())
 
 
 def _half(rows: int) -> Tensor:
