@@ -251,3 +251,7 @@ if __name__ == "__main__":
     die_with_parent()
     warnings.filterwarnings("ignore")
     main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A pipeline of TorchRec's leaves a thread, over which a process that ends by itself may abort.
+    os._exit(0)
