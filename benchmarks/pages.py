@@ -238,6 +238,21 @@ TABLES = (
         ),
     ),
     SuiteTable(
+        page="own-trainer.md",
+        suite="trainers",
+        figures=tuple(
+            f"{trainer}: {what}"
+            for trainer in (
+                "golden_training",
+                "dlrm, multi-hot 3",
+                "two_tower",
+                "bert4rec",
+                "managed collision",
+            )
+            for what in ("lines", "bytes", "losses apart", "weights apart")
+        ),
+    ),
+    SuiteTable(
         page="advise.md",
         suite="advise",
         figures=(

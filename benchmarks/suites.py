@@ -91,6 +91,11 @@ SUITES = (
         limits=True,
     ),
     Suite(
+        module="trainers",
+        about="Trainers that others wrote, as they are and with our lines; some are to be fetched.",
+        minutes=3,
+    ),
+    Suite(
         module="trainers.pooled",
         about="`goal: auto` for pooled tables, against every plan by itself.",
         minutes=40,
