@@ -161,6 +161,17 @@ def recd_etl():
 """
 
 
+def test_columns_that_a_dataset_yields_and_its_schema_lacks_are_named(tmp_path: Path) -> None:
+    plugin = tmp_path / "strangers_wide.py"
+    plugin.write_text(STRANGERS.replace('"a": [[1], [2]]', '"a": [[1], [2]], "b": [3, 4]'))
+    stack = rp.load({"plugins": [str(plugin)], "folder": str(tmp_path), "dataset": "rows"})
+    with pytest.warns(NoticeWarning) as notices:
+        tables = stack.prepare()
+    found = [str(one.message) for one in notices]
+    assert ["Rows yields column b in split" in one for one in found] == [True, True]
+    assert tables.train.schema.columns == ("label", "a")
+
+
 def test_tables_of_a_plugin_that_has_changed_since_are_told(tmp_path: Path) -> None:
     plugin = tmp_path / "strangers_rows.py"
     plugin.write_text(STRANGERS)

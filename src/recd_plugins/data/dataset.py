@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import pyarrow as pa
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.data.table_writer import write_table
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import PluginError, RecdError, listed
+from recd_plugins.notices import NoticeWarning
 
 __all__ = ["SPLITS", "Dataset", "Split", "Tables"]
 
@@ -88,17 +90,30 @@ class Dataset(ABC):
         _hold(self, "`schema`", schema, Schema, "Return a Schema of the columns.")
         if total is not None:
             _hold(self, "`num_rows`", total, Integral, "Return the number of rows, or None.")
-        return write_table(path, schema, _tables(self, split), progress=progress, total=total)
+        chunks = _tables(self, split, frozenset(schema.columns))
+        return write_table(path, schema, chunks, progress=progress, total=total)
 
 
-def _tables(dataset: Dataset, split: Split) -> Iterator[pa.Table]:
-    """The chunks of a split, each checked to be a table."""
+def _tables(dataset: Dataset, split: Split, columns: frozenset[str]) -> Iterator[pa.Table]:
+    """The chunks of a split, each checked to be a table; a notice names those of its columns that
+    are not written."""
     chunks: object = dataset.chunks(split)
     fix = "Yield tables, as `yield pa.table({...})`."
     _hold(dataset, "`chunks`", chunks, Iterable, fix)
+    left: set[str] = set()
     for chunk in cast("Iterable[object]", chunks):
         _hold(dataset, "a chunk", chunk, pa.Table, fix)
-        yield chunk
+        table = cast("pa.Table", chunk)
+        if new := [name for name in table.column_names if name not in columns | left]:
+            left.update(new)
+            warnings.warn(
+                f"dataset: {type(dataset).__name__} yields {listed(new, kind='column')} in split "
+                f"{split!r}, of which its `schema` says nothing, so it is not written. Name it in "
+                "the schema, or do not yield it.",
+                NoticeWarning,
+                stacklevel=2,
+            )
+        yield table
 
 
 def _hold(dataset: Dataset, part: str, made: object, kind: type, fix: str) -> None:
