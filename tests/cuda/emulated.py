@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from recd_plugins.compat.pytorch import TorchDispatchMode, pytree
+from recd_plugins.compat.pytorch import TorchDispatchMode, pytree, without_memory
+from recd_plugins.embedding import unexpanded
+from recd_plugins.embedding.unexpanded import Unexpanded
 
 __all__ = ["CUDA", "EmulatedCuda", "held", "on_device"]
 
@@ -178,6 +181,11 @@ def on_device(value: Tensor) -> Tensor:
     return OnDevice(value.detach())
 
 
+def _without_memory(kind: type[Tensor], like: Tensor, num_rows: int) -> Any:
+    """As `compat.pytorch.without_memory`, which would ask torch for a device that is not there."""
+    return without_memory(kind, held(like), num_rows)
+
+
 class _Named(TorchFunctionMode):
     """Has `cuda` named with its number, where torch would ask the driver which one is meant; and
     what is made of Python's numbers made on the CPU, and copied."""
@@ -186,8 +194,6 @@ class _Named(TorchFunctionMode):
         if func is torch.device and len(args) == 2:  # it is given the number
             return func(*args)
         args, kwargs = pytree.tree_map(_numbered, (args, dict(kwargs or {})))
-        if func is Tensor.pin_memory:
-            return args[0]
         if func is Tensor.new_tensor and isinstance(args[0], OnDevice):
             return torch.tensor(args[1], dtype=kwargs.get("dtype") or args[0].dtype).to(CUDA)
         if func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], OnDevice):
@@ -233,7 +239,15 @@ class EmulatedCuda(TorchDispatchMode):
         self._patches.setattr(torch.cuda, "current_stream", lambda *_: self.stream)
         self._patches.setattr(torch.cuda, "Stream", lambda *_, **__: Stream(self))
         self._patches.setattr(torch.cuda, "stream", self._on)
+        self._patches.setattr(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
+        self._patches.setattr(
+            torch.cuda, "set_rng_state", lambda state, *_: torch.set_rng_state(state)
+        )
+        self._patches.setattr(unexpanded, "without_memory", _without_memory)
+        for name in ("device", "is_cuda"):
+            self._patches.setattr(Unexpanded, name, property(attrgetter(f"unique.{name}")))
         self._patches.setattr(Tensor, "record_stream", lambda *_: None)  # of the CPU's
+        self._patches.setattr(Tensor, "pin_memory", lambda tensor, *_: tensor)
         EmulatedCuda.entered = self
         super().__enter__()
         self._named.__enter__()

@@ -91,7 +91,7 @@ def test_a_batch_of_unique_samples_is_waited_for_once() -> None:
         _, lookup = samples.of("c")
         assert lookup is not None
         embedded = ids.float().unsqueeze(1).requires_grad_()
-        sizes = lengths, lookup, samples.num_values["c"]
+        sizes = lengths, lookup, samples.counts["c"].num_values
         expanded = [expand_values(one, *sizes) for one in (ids, embedded)]
         expanded[1].sum().backward()
         assert sum(device.waits.values()) == 1, device.waits

@@ -76,7 +76,12 @@ class Attention(nn.Module):
         return self._attend(values, values @ parts.key.T, lengths, query, parts)
 
     def pool_unique(
-        self, values: Tensor, lengths: Tensor, query: Tensor, inverse_lookup: Tensor
+        self,
+        values: Tensor,
+        lengths: Tensor,
+        query: Tensor,
+        inverse_lookup: Tensor,
+        num_values: int | None = None,
     ) -> Tensor:
         """[B, D] from unique values [N_u, D] in rows of `lengths` [U]: see `PoolsUnique`.
 
@@ -88,7 +93,7 @@ class Attention(nn.Module):
         samples, unique = inverse_lookup.numel(), lengths.numel()
         lengths_of_all = lengths.index_select(0, inverse_lookup)
         if not (values.is_cpu and self._spares(values, lengths_of_all, unique)):
-            cells = cells_of(lengths, inverse_lookup)
+            cells = cells_of(lengths, inverse_lookup, num_values)
             keys = expand_rows(values, cells)
             if len(cells) < LEAST_PAIRS or samples < LEAST_FACTOR * unique:
                 return self.forward(keys, lengths_of_all, query)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recd_dlrm.poolings.jagged_attention import Permute
 from recd_dlrm.poolings.reduce import rows_of
-from recd_plugins.api.embedding import attention_of_rows
+from recd_plugins.api.embedding import attention_of_rows, counted_rows
 
 __all__ = ["Call", "RowsOfChunk", "WholeRows", "blocks_of_call"]
 
@@ -93,10 +93,12 @@ class WholeRows(NamedTuple):
     @classmethod
     def of(cls, lengths: Tensor, num_values: int, most_blocks: int) -> WholeRows:
         """The rows of `lengths` [B], with `num_values` values, in calls of at most `most_blocks`
-        blocks of queries. This waits for two numbers, or for all lengths if one call is not
-        enough."""
+        blocks of queries. This waits for two numbers, unless they were counted before; or for all
+        lengths if one call is not enough."""
         given, filled = lengths, lengths > 0
-        longest, count = torch.stack([lengths.max().long(), filled.sum()]).tolist()
+        longest, count = (
+            counted_rows(lengths) or torch.stack([lengths.max().long(), filled.sum()]).tolist()
+        )
         in_one = count <= min(MOST_ROWS, most_blocks // -(-longest // BLOCK))
         order = places = None
         if count < len(lengths) or not in_one:

@@ -24,6 +24,7 @@ from recd_plugins.embedding.unique_calls import (
     CALLS_OF_A_PART,
     CALLS_OF_A_STEP,
 )
+from recd_plugins.sparse.rows.counted import CountedRows, counted_rows
 from recd_plugins.tiers.mapped_tables import mapped
 
 __all__ = [
@@ -31,11 +32,13 @@ __all__ = [
     "CALLS_OF_A_GROUP",
     "CALLS_OF_A_PART",
     "CALLS_OF_A_STEP",
+    "CountedRows",
     "PoolingSeconds",
     "PoolsUnique",
     "attends_rows",
     "attention_of_rows",
     "cells_of",
+    "counted_rows",
     "expand_rows",
     "flash_attention_on_cpu",
     "flash_attention_on_cpu_backward",

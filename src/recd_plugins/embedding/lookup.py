@@ -20,9 +20,10 @@ from recd_plugins.compat.torchrec import LazyKeyedTensor
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.unexpanded import StandsFor, Unexpanded
 from recd_plugins.errors import CapabilityError, DataError, nearest
-from recd_plugins.sparse.features import SparseFeatures
+from recd_plugins.sparse.features import FeatureCounts, SparseFeatures
 from recd_plugins.sparse.jagged import WeightedJagged, numels_of
 from recd_plugins.sparse.keyed import mark_of, marked
+from recd_plugins.sparse.rows.counted import note_counted
 
 __all__ = ["BatchSamples", "pooled", "rows_of", "sequences", "vbe_rows_of"]
 
@@ -165,7 +166,7 @@ class BatchSamples:
         waited for."""
         of = SparseFeatures.of(features)
         self.batch_size = of.stride()
-        self.num_values: Mapping[str, int] = of.num_values if sequences else {}
+        self.counts: Mapping[str, FeatureCounts] = of.counts if sequences else {}
         self._lookups = of.lookups
 
     def of(self, key: str) -> tuple[int, Tensor | None]:
@@ -193,7 +194,9 @@ def sequences(
         lengths = first_rows(jagged.lengths(), rows)
         found[name] = values, lengths, ids, lookup is not None
         if lookup is not None:
-            count = samples.num_values[key_of[name]]
+            count, counted = samples.counts[key_of[name]]
+            if counted is not None:
+                note_counted(lengths, counted)
             unique += (values, lookup, lengths, count), (lengths, lookup, None, lookup.numel())
             if ids is not None:
                 unique.append((ids, lookup, lengths, count))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 from weakref import WeakSet
 
@@ -35,7 +37,8 @@ class PoolsUnique(Protocol):
         """[B, D]: row i pools unique history `inverse_lookup[i]` for `query[i]`, of query [B, D].
 
         Histories are values [N_u, D] in rows of `lengths` [U]. The result and its gradients equal
-        those of the pooling on the expansion.
+        those of the pooling on the expansion. A method with one more argument `num_values` is
+        given N, the number of the expansion's values, for which it would else wait on CUDA.
         """
 
 
@@ -116,6 +119,8 @@ class DedupPooling(nn.Module):
         if pool_unique is None:
             _warn_once(self, PER_SAMPLE)
             return pool(*_of_all(values, lengths, query))
+        if _takes_num_values(pool_unique):
+            pool_unique = partial(pool_unique, num_values=values.shape[0])
         of_all = values.unique, lengths.unique, query, lookup
         if why := _why_of_all(self, pool_unique, of_all, (values, lengths, query)):
             _warn_once(self, why)
@@ -208,6 +213,18 @@ def _pool_unique(pooling: nn.Module) -> Callable[..., Tensor] | None:
         if kind is not DedupPooling and "forward" in vars(kind):
             return None
     return found
+
+
+def _takes_num_values(pool_unique: Callable[..., Tensor]) -> bool:
+    return _has_num_values(getattr(pool_unique, "__func__", pool_unique))
+
+
+@lru_cache(maxsize=256)  # every step of a job asks for the same
+def _has_num_values(function: Callable[..., Tensor]) -> bool:
+    try:
+        return "num_values" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function of TorchScript's, say
+        return False
 
 
 def _draws_once(pooling: nn.Module) -> bool:
@@ -349,8 +366,9 @@ def _has_rows(pooled: Any, num_rows: int) -> TypeGuard[Tensor]:
 
 
 def _repeats_nothing(inverse_lookup: Tensor, num_unique: int) -> bool:
-    """Whether each sample is a unique one of its own, all in the same order."""
-    if inverse_lookup.numel() != num_unique:
+    """Whether each sample is a unique one of its own, all in the same order. Nobody asks a GPU,
+    which would have to be waited for."""
+    if inverse_lookup.numel() != num_unique or inverse_lookup.is_cuda:
         return False
     dtype, device = inverse_lookup.dtype, inverse_lookup.device
     return torch.equal(inverse_lookup, torch.arange(num_unique, dtype=dtype, device=device))

@@ -21,9 +21,10 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.sparse.keyed import marked
+from recd_plugins.sparse.rows.counted import CountedRows
 from recd_plugins.sparse.rows.memory import numbers_on
 
-__all__ = ["FeatureLookup", "SparseFeatures"]
+__all__ = ["FeatureCounts", "FeatureLookup", "SparseFeatures"]
 
 
 class FeatureLookup(NamedTuple):
@@ -32,6 +33,15 @@ class FeatureLookup(NamedTuple):
     num_unique: int
     inverse_lookup: Tensor
     """[B] int64."""
+
+
+class FeatureCounts(NamedTuple):
+    """What is counted of a deduplicated feature."""
+
+    num_values: int
+    """The ids of all B samples."""
+    unique: CountedRows | None
+    """Of the unique samples, where a device has them; who needs it on the CPU looks at them."""
 
 
 EXPANDED = frozenset(
@@ -111,8 +121,8 @@ class SparseFeatures(Bundle):
         return {key: lookups[group] for key, group in self.dedup.group_of.items()}
 
     @cached_property
-    def num_values(self) -> Mapping[str, int]:
-        """The number of ids in all B samples of each deduplicated feature; waits for CUDA once."""
+    def counts(self) -> Mapping[str, FeatureCounts]:
+        """What is counted of each deduplicated feature; waits for CUDA once."""
         if self.dedup is None:
             return {}
         kjt, group_of = self.dedup.kjt, self.dedup.group_of
@@ -120,8 +130,17 @@ class SparseFeatures(Bundle):
         groups = [group_of[key] for key in kjt.keys()]  # noqa: SIM118  # a KJT is no mapping
         lookups = self.dedup.inverse_lookup
         lookups = lookups.index_select(0, numbers_on(lookups.device, groups))
-        numels = lengths.gather(1, lookups).sum(1).tolist()
-        return dict(zip(kjt.keys(), numels, strict=True))
+        numbers = lengths.gather(1, lookups).sum(1)
+        if not (lengths.is_cuda and lengths.numel()):
+            return {
+                key: FeatureCounts(numel, None)
+                for key, numel in zip(kjt.keys(), numbers.tolist(), strict=True)
+            }
+        every = torch.stack([numbers, lengths.amax(1).long(), lengths.count_nonzero(1)])
+        return {
+            key: FeatureCounts(numel, CountedRows(longest, filled))
+            for key, numel, longest, filled in zip(kjt.keys(), *every.tolist(), strict=True)
+        }
 
     def marked(self, hot_under: str | None) -> SparseFeatures:
         """The same features with the mark of a hot batch, or none (`sparse.keyed`)."""
