@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError, nearest, so_many
@@ -139,9 +141,16 @@ class PartialInverseKeyedJaggedTensor(DeduplicatedFeatures):
         )
 
     def to_ikjt(self) -> InverseKeyedJaggedTensor:
-        """The same unique samples, each with values of its own; nothing is compared."""
+        """The same unique samples, each with values of its own; nothing is compared. On CUDA this
+        waits once, for the number of each key's values."""
         dtype = self.kjt.lengths().dtype
-        rows = {key: shared.spread(dtype) for key, shared in self.parts().items()}
+        counts = [self.unique_counts[group] for group in self.group_of.values()]
+        ends = numbers_on(self.spans.device, [0, *accumulate(counts)])
+        numels = pad(self.spans[:, 1].cumsum(0), (1, 0)).index_select(0, ends).diff().tolist()
+        rows = {
+            key: shared.spread(dtype, numel)
+            for (key, shared), numel in zip(self.parts().items(), numels, strict=True)
+        }
         return InverseKeyedJaggedTensor.from_parts(self.groups, rows, self.inverse_lookup)
 
     @classmethod

@@ -128,11 +128,14 @@ def gather_each(values: Addresses, spans: Spans, counts: I64, out: Tensor) -> No
     _gather(values.places, spans.bounds, spans.single, counts, out.numpy())
 
 
-def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+def spread_rows(
+    values: Tensor, starts: Tensor, lengths: Tensor, numel: int | None = None
+) -> Tensor:
     """Rows `values[starts[i] : starts[i] + lengths[i]]`, one after another, on any device;
-    gradients flow through them."""
+    gradients flow through them. `numel` is the sum of the lengths, for which the processor else
+    waits for CUDA."""
     if not values.is_cpu or values.requires_grad:
-        return values[spread_places(starts, lengths)]
+        return values[spread_places(starts, lengths, numel)]
     if values.dtype in (torch.float16, torch.bfloat16):  # numba has neither
         return spread_rows(values.view(torch.int16), starts, lengths).view(values.dtype)
     spread = _spread(
@@ -141,10 +144,11 @@ def spread_rows(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.from_numpy(spread)
 
 
-def spread_places(starts: Tensor, lengths: Tensor) -> Tensor:
+def spread_places(starts: Tensor, lengths: Tensor, numel: int | None = None) -> Tensor:
     """The indices of the values that `spread_rows` returns."""
     # Value n of the result is as far from its row's start as n is from where its row begins.
-    where = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
+    begins = starts - (lengths.cumsum(0) - lengths)
+    where = torch.repeat_interleave(begins, lengths, output_size=numel)
     return where + torch.arange(where.numel(), device=where.device)
 
 

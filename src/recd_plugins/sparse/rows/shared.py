@@ -72,11 +72,14 @@ class SharedRows(NamedTuple):
             torch.stack([before[starts], spans[:, 1]], dim=1),
         )
 
-    def spread(self, lengths: torch.dtype) -> WeightedJagged:
-        """Each row in full, one after another."""
+    def spread(self, lengths: torch.dtype, numel: int | None = None) -> WeightedJagged:
+        """Each row in full, one after another, with `numel` values in all."""
         starts, counts = self.spans.unbind(1)
-        weights = None if self.weights is None else spread_rows(self.weights, starts, counts)
-        return WeightedJagged(spread_rows(self.values, starts, counts), counts.to(lengths), weights)
+        weights = self.weights
+        if weights is not None:
+            weights = spread_rows(weights, starts, counts, numel)
+        values = spread_rows(self.values, starts, counts, numel)
+        return WeightedJagged(values, counts.to(lengths), weights)
 
     @staticmethod
     def concat(parts: Sequence[SharedRows]) -> SharedRows:
