@@ -19,7 +19,7 @@ from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.gradients.touched import exchange_touched
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas import ReplicatedTier, TierLayout, TierRows
-from recd_plugins.tiers.router import Router
+from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.trainer.measure.memory import PeakMemory
 

@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.harness import Figure, Limit, alternate, dropped, spread
 from benchmarks.limits import entropy
-from recd_plugins.tiers.router import Router, Segments
+from recd_plugins.tiers.routing.routed_ids import Segments
+from recd_plugins.tiers.routing.router import Router
 
 __all__ = ["router"]
 

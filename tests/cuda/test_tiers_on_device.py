@@ -40,7 +40,7 @@ STEPS, MOVES_AT = 3, 1
 OF_A_STEP = {
     "home_sums.py of: to the host",
     "home_sums.py of: nonzero",
-    "router.py route_by_ops: to the host",
+    "sorted_router.py route: to the host",
     "exchange.py coalesce_by_table: unique",
     "exchange.py coalesce_by_table: to the host",
     "exchange.py _ask_concentrators: bincount",

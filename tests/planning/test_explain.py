@@ -66,11 +66,13 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
 
 
 def test_it_tells_of_the_memory_that_finds_replicas_of_large_tables() -> None:
-    def told(rows: int, replicated: int) -> list[str]:
+    def told(rows: int, replicated: int, *, on_gpu: bool = False) -> list[str]:
         table = SequenceTable(name="large", rows=uniform(rows, 1), dim=64)
         sizes = {"large": TableSizes(replicated=replicated, coalesce="rank")}
+        cluster = dataclasses.replace(PRICES.cluster, side_stream=on_gpu)
+        prices = dataclasses.replace(PRICES, cluster=cluster)
         made = PlanReport(
-            ledger=Ledger.of({"large": table}, sizes, PRICES), goal="budget", budget=1e9
+            ledger=Ledger.of({"large": table}, sizes, prices), goal="budget", budget=1e9
         )
         return [line for line in made.lines() if line.startswith("memory: ") and "find" in line]
 
@@ -79,6 +81,9 @@ def test_it_tells_of_the_memory_that_finds_replicas_of_large_tables() -> None:
     assert bits.startswith("memory: 955 MiB more a rank, which is in no budget, to find the rows")
     (slots,) = told(10**11, 10**7)
     assert slots.startswith("memory: 289 MiB more a rank")
+    assert told(6 * 10**9, 10**6, on_gpu=True) == []  # 7.6 MiB
+    (numbers,) = told(10**9, 10**8, on_gpu=True)
+    assert numbers.startswith("memory: 763 MiB more a rank")
 
 
 def test_a_step_without_a_lookup_takes_no_time() -> None:

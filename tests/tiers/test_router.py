@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -14,16 +14,12 @@ from torch import Tensor
 
 from recd_plugins.planning import router_memory
 from recd_plugins.planning.router_memory import is_listed, router_bytes
-from recd_plugins.tiers.router import (
-    Hits,
-    RankedBitmap,
-    RoutedIds,
-    Router,
-    Segments,
-)
+from recd_plugins.tiers.routing.routed_ids import Hits, RoutedIds, Segments
+from recd_plugins.tiers.routing.router import RankedBitmap, Router
+from recd_plugins.tiers.routing.sorted_router import SortedRouter
 
-Route = Callable[[Router, Tensor, Segments], RoutedIds]
-WAYS: list[Route] = [Router.route, Router.route_by_ops]
+Kind = type[Router] | type[SortedRouter]
+KINDS: list[Kind] = [Router, SortedRouter]
 
 
 def tensor(*ids: int) -> Tensor:
@@ -35,30 +31,30 @@ def as_lists(routed: RoutedIds) -> list[list[int]]:
     return [part.tolist() for part in (missed, *replicated, *per_node)]
 
 
-@pytest.mark.parametrize("route", WAYS)
-def test_hot_ids_find_their_positions_and_the_others_miss(route: Route) -> None:
-    made = Router([10, 5], [tensor(7, 2), tensor(4)], [tensor(3), tensor(0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hot_ids_find_their_positions_and_the_others_miss(kind: Kind) -> None:
+    made = kind([10, 5], [tensor(7, 2), tensor(4)], [tensor(3), tensor(0)])
     ids = tensor(2, 3, 9, 7, 4, 0, 1)
-    found = route(made, ids, Segments(lengths=(4, 3), tables=(0, 1)))
+    found = made.route(ids, Segments(lengths=(4, 3), tables=(0, 1)))
     # Replicated rows: 2, 7, 10 + 4. Rows of a node: 3, 10 + 0.
     assert as_lists(found) == [[2, 6], [0, 3, 4], [0, 1, 2], [1, 5], [0, 1]]
 
 
-@pytest.mark.parametrize("route", WAYS)
-def test_ids_out_of_range_and_of_unknown_tables_miss(route: Route) -> None:
-    made = Router([2, 2], [tensor(0, 1), tensor(0, 1)], [tensor(), tensor()])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_out_of_range_and_of_unknown_tables_miss(kind: Kind) -> None:
+    made = kind([2, 2], [tensor(0, 1), tensor(0, 1)], [tensor(), tensor()])
     ids = tensor(-1, 2, 1, -(2**63), 2**63 - 1, 0, 1)
-    found = route(made, ids, Segments(lengths=(5, 0, 2), tables=(0, 1, -1)))
+    found = made.route(ids, Segments(lengths=(5, 0, 2), tables=(0, 1, -1)))
     assert as_lists(found) == [[0, 1, 3, 4, 5, 6], [2], [1], [], []]
     assert found.outside == 6
 
 
-@pytest.mark.parametrize("route", WAYS)
-def test_without_hot_rows_or_ids_nothing_hits(route: Route) -> None:
-    nothing = Router([3], [tensor()], [tensor()])
-    assert as_lists(route(nothing, tensor(2, 0), Segments((2,), (0,)))) == [[0, 1], [], [], [], []]
-    assert as_lists(route(nothing, tensor(), Segments((0,), (0,)))) == [[], [], [], [], []]
-    assert as_lists(route(Router([], [], []), tensor(5), Segments((1,), (-1,))))[0] == [0]
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_hot_rows_or_ids_nothing_hits(kind: Kind) -> None:
+    nothing = kind([3], [tensor()], [tensor()])
+    assert as_lists(nothing.route(tensor(2, 0), Segments((2,), (0,)))) == [[0, 1], [], [], [], []]
+    assert as_lists(nothing.route(tensor(), Segments((0,), (0,)))) == [[], [], [], [], []]
+    assert as_lists(kind([], [], []).route(tensor(5), Segments((1,), (-1,))))[0] == [0]
 
 
 @st.composite
@@ -86,11 +82,11 @@ def in_slots(most: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("route", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=at_most(50))
 @given(drawn=routings(), huge=st.sampled_from([0, 100, 200]))
 def test_routing_is_that_of_a_dict(
-    route: Route,
+    kind: Kind,
     drawn: tuple[Sequence[int], list[list[int]], list[list[int]], list[list[int]]],
     huge: int,
 ) -> None:
@@ -105,14 +101,14 @@ def test_routing_is_that_of_a_dict(
         for tier in (replicated, per_node)
     ]
     with in_slots(huge):
-        made = Router(
+        made = kind(
             num_rows,
             [tensor(*rows) for rows in replicated],
             [tensor(*rows) for rows in per_node],
         )
     keys = [(table, row) for table, rows in enumerate(ids) for row in rows]
     segments = Segments(tuple(map(len, ids)), tuple(range(len(ids))))
-    found = route(made, tensor(*(row for _, row in keys)), segments)
+    found = made.route(tensor(*(row for _, row in keys)), segments)
     assert found.outside == sum(not 0 <= row < num_rows[table] for table, row in keys)
     expected = [[i for i, key in enumerate(keys) if not any(key in tier for tier in known)]]
     for tier in known:
@@ -121,20 +117,21 @@ def test_routing_is_that_of_a_dict(
     assert as_lists(found) == expected
 
 
-@pytest.mark.parametrize("route", WAYS)
-def test_a_table_beyond_memory_is_routed_by_its_hot_rows(route: Route) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_beyond_memory_is_routed_by_its_hot_rows(kind: Kind) -> None:
     """Bits of it would be 18 GB."""
     draw, huge = torch.Generator().manual_seed(0), 10**11
     hot = torch.randint(0, huge, (100_000,), generator=draw).unique()
     hot = hot[torch.randperm(len(hot), generator=draw)]
     tiers = [[tensor(), tensor(3), hot[:60_000]], [tensor(), tensor(9), hot[60_000:]]]
-    made = Router([huge, 50, huge], *tiers)
-    counted = router_bytes(huge, len(hot)) + router_bytes(huge, 0) + router_bytes(50, 2)
+    made = kind([huge, 50, huge], *tiers)
+    rows = (huge, len(hot)), (huge, 0), (50, 2)
+    counted = sum(router_bytes(*each, on_gpu=kind is SortedRouter) for each in rows)
     assert made.nbytes == pytest.approx(counted, rel=0.01)
     assert made.nbytes < 31 * len(hot)
     ids = torch.cat([hot[50_000:70_000], hot[:5] + 1, tensor(-1, huge, huge - 1, 3, 9, 10)])
     every = Segments((len(ids) - 3, 3, 4), (2, 1, 0))
-    found = route(made, torch.cat([ids, tensor(0, huge - 1, huge, -1)]), every)
+    found = made.route(torch.cat([ids, tensor(0, huge - 1, huge, -1)]), every)
     order = torch.cat([hot[:60_000].sort().values, hot[60_000:].sort().values])
     assert found.outside == 4
     assert found.missed.tolist() == [*range(20_000, 20_008), *range(20_010, 20_015)]
@@ -144,10 +141,9 @@ def test_a_table_beyond_memory_is_routed_by_its_hot_rows(route: Route) -> None:
     assert [tier.positions[-1] for tier in found[1:3]] == [0, 0]
 
 
-def test_a_router_of_models_on_the_meta_device_has_no_slots() -> None:
+def test_a_router_of_models_on_the_meta_device_has_no_bits() -> None:
     rows = torch.empty(3, dtype=torch.int64, device="meta")
-    made = Router([10**11], [rows], [rows], torch.device("meta"))
-    assert made.nbytes < 10_000
+    assert SortedRouter([10**11], [rows], [rows]).nbytes < 10_000
 
 
 @pytest.mark.parametrize(
@@ -175,7 +171,7 @@ def test_a_router_takes_less_than_two_bits_a_row() -> None:
 @pytest.mark.parametrize(
     ("replicated", "per_node"), [(60_000, 90_000), (150_000, 0), (0, 150_000), (0, 0)]
 )
-def test_many_rows_and_ids_are_routed_as_by_ops(replicated: int, per_node: int) -> None:
+def test_many_rows_and_ids_are_routed_by_both_alike(replicated: int, per_node: int) -> None:
     """More rows than a group of words counts, and more ids than a block."""
     draw = torch.Generator().manual_seed(0)
     num_rows = [120_000, 1, 60_000]
@@ -190,10 +186,10 @@ def test_many_rows_and_ids_are_routed_as_by_ops(replicated: int, per_node: int) 
     ids = torch.randint(-10, 120_010, (sum(lengths),), generator=draw)
     segments = Segments(lengths, (0, 2, 1, -1, 0))
     found = as_lists(made.route(ids, segments))
-    by_ops = made.route_by_ops(ids, segments)
-    assert found == as_lists(by_ops)
-    assert made.route(ids, segments).missed_lengths == by_ops.missed_lengths
-    assert sum(by_ops.missed_lengths) == len(by_ops.missed)
+    other = SortedRouter(num_rows, replicated_rows, per_node_rows).route(ids, segments)
+    assert found == as_lists(other)
+    assert made.route(ids, segments).missed_lengths == other.missed_lengths
+    assert sum(other.missed_lengths) == len(other.missed)
     assert [len(found[1]) > 0, len(found[3]) > 0] == [replicated > 0, per_node > 0]
 
 
@@ -201,14 +197,12 @@ def test_a_rank_counts_a_full_group() -> None:
     """49,152 members before a row's word is the most that its 16 bits hold: beyond their sign."""
     bitmap = RankedBitmap(torch.arange(150_000).split(40_000), 150_001)
     assert torch.equal(bitmap.rank(torch.arange(150_001)), torch.arange(150_001))
-    assert bitmap.holds(torch.arange(150_001)).sum() == 150_000
+    assert bitmap.count == 150_000
 
 
 @given(rows=st.sets(st.integers(0, 300)), size=st.integers(301, 500))
 def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> None:
     bitmap = RankedBitmap(tensor(*rows).split(7), size)
-    every = torch.arange(size)
-    assert bitmap.holds(every).nonzero().squeeze(1).tolist() == sorted(rows)
     assert bitmap.rank(torch.arange(size + 1)).tolist() == [
         sum(member < row for member in rows) for row in range(size + 1)
     ]

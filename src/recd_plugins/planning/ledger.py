@@ -231,8 +231,13 @@ class Ledger:
     def router_memory(self) -> float:
         """Bytes in which a rank finds the rows that have replicas. They are not in `memory`, and no
         budget counts them."""
+        on_gpu = self.prices.cluster.side_stream  # which a CPU does not have
         return sum(
-            router_bytes(one.table.rows.num_rows, one.sizes.replicated + one.sizes.per_node)
+            router_bytes(
+                one.table.rows.num_rows,
+                one.sizes.replicated + one.sizes.per_node,
+                on_gpu=on_gpu,
+            )
             for one in self.tables.values()
             if not one.is_torchrecs
         )

@@ -6,7 +6,7 @@ of time, each with its file on the right.
     TorchRec                  tiers
     input_dist                TieredModule.input_dist                         collections
                               Tiers.route makes a RoutedBatch of the KJT:     tiers
-                                Router.route finds tier and position of ids   router
+                                Router.route finds tier and position of ids   routing
                                 HomeIds.of coalesces those that miss          exchange
                                 AskedIds.of sorts those of `per_node`         exchange
                               the ids that miss go home by TorchRec's own     collections

@@ -41,7 +41,7 @@ from recd_plugins.tiers.collectives import (
     Pending,
 )
 from recd_plugins.tiers.replicas import TierLayout
-from recd_plugins.tiers.router import RoutedIds, Segments
+from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 
 __all__ = [

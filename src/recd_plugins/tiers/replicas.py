@@ -20,7 +20,8 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.tier_plan import Rows, TablePlan, TierPlan, shares_of_replicated
 from recd_plugins.tiers.collectives import Nodes, Peers
 from recd_plugins.tiers.home_tables import HomeTable
-from recd_plugins.tiers.router import Router
+from recd_plugins.tiers.routing.router import Router
+from recd_plugins.tiers.routing.sorted_router import SortedRouter
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.tiers.tables import TableGroup
 
@@ -135,7 +136,7 @@ class GroupReplicas:
     """Router and tiers of one group of tables; a tier is there while it holds rows."""
 
     group: TableGroup
-    router: Router
+    router: Router | SortedRouter
     replicated_rows: tuple[TierRows, ...]
     """The rows of each table that are replicated."""
     per_node_rows: tuple[TierRows, ...]
@@ -161,9 +162,10 @@ class GroupReplicas:
         per_node = of_tables([one.per_node for one in plans])
         everywhere, in_nodes = ([table.rows for table in tier] for tier in (replicated, per_node))
         shares = shares_of_replicated(nodes.n_nodes, ranks)
+        kind = Router if device.type == "cpu" else SortedRouter
         return cls(
             group=group,
-            router=Router(group.num_rows, everywhere, in_nodes, device),
+            router=kind(group.num_rows, everywhere, in_nodes),
             replicated_rows=replicated,
             per_node_rows=per_node,
             replicated_layout=TierLayout(sum(map(len, everywhere)), shares),

@@ -28,7 +28,7 @@ from recd_plugins.tiers.gradients.touched import (
     marked,
 )
 from recd_plugins.tiers.replicas import GroupReplicas, Replicas
-from recd_plugins.tiers.router import RoutedIds, Segments
+from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature
 
 __all__ = [

@@ -52,7 +52,7 @@ from recd_plugins.tiers.routed_batch import (
     RoutedGroup,
     check_hot,
 )
-from recd_plugins.tiers.router import Segments
+from recd_plugins.tiers.routing.routed_ids import Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
 from recd_plugins.tiers.update import Update, Updates
 

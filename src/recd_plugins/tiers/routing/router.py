@@ -1,5 +1,5 @@
-"""The router finds the tier that an id is read from, and its position there. It takes 1.45 bits for
-each row of the tables; in huge ones, 30 bytes for each row that has a replica.
+"""The router of a CPU finds the tier that an id is read from, and its position there. It takes 1.45
+bits for each row of the tables; in huge ones, 30 bytes for each row that has a replica.
 
 All tables of a router lie one after another in one space of rows. A bitmap holds the rows that
 have replicas; a second one, over these alone, says which of the two tiers has each. A tier's
@@ -9,15 +9,14 @@ positions count its rows in ascending order:
     position = p  in `replicated`,  n - p  in `per_node`
 
 Of a huge table, whose bits would take more memory, that space has only the rows that have replicas,
-in ascending order. Slots say which of these an id is, and on CUDA a binary search does.
+in ascending order, and slots say which of these an id is. On CUDA, `SortedRouter` stands for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from itertools import accumulate, chain
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
@@ -28,10 +27,11 @@ from torch import Tensor
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.planning.router_memory import is_listed
 from recd_plugins.sparse.rows.bits import ones
-from recd_plugins.sparse.rows.memory import numbers_on, prefetch
+from recd_plugins.sparse.rows.memory import prefetch
 from recd_plugins.sparse.rows.slots import numbers_in, slot_of, slots_of
+from recd_plugins.tiers.routing.routed_ids import Hits, RoutedIds, Segments
 
-__all__ = ["Hits", "RankedBitmap", "RoutedIds", "Router", "Segments"]
+__all__ = ["RankedBitmap", "Router"]
 
 I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -57,40 +57,6 @@ NUMBER = U64(8)
 """Bits that an id's number in its block takes."""
 
 
-@dataclass(frozen=True)
-class Segments:
-    """N ids of F features, one feature after another: whose they are."""
-
-    lengths: tuple[int, ...]
-    """The number of ids that each feature has; they sum to N."""
-    tables: tuple[int, ...]
-    """Each feature's table, by its number in the router; -1 for one that it does not know."""
-
-
-class Hits(NamedTuple):
-    """The ids that a tier has."""
-
-    at: Tensor
-    """[n] int64, ascending: which of the N ids."""
-    positions: Tensor
-    """[n] int64: the position of each one's row in the tier; equal ids have equal ones."""
-
-
-class RoutedIds(NamedTuple):
-    """Where the row of each of N ids is: at home, or in one of the tiers."""
-
-    missed: Tensor
-    """[n] int64, ascending: which of the N ids must have their rows from home."""
-    replicated: Hits
-    """The ids whose rows have a copy on every rank."""
-    per_node: Hits
-    """The ids whose rows have a copy in every node."""
-    outside: int
-    """The number of ids that miss and are of no row of their table, or of no table."""
-    missed_lengths: list[int]
-    """The number of each feature's ids that miss."""
-
-
 class Router:
     """Routes ids of tables of which some rows are replicated on every rank or in every node."""
 
@@ -99,23 +65,22 @@ class Router:
         num_rows: Sequence[int],
         replicated: Sequence[Tensor],
         per_node: Sequence[Tensor],
-        device: torch.device | None = None,
     ) -> None:
         """The tables have `num_rows` rows, of which each has these (int64) in either tier."""
         self._num_rows = tuple(num_rows)
-        self._listed = _Listed(num_rows, replicated, per_node, device)
+        self._listed = _Listed(num_rows, replicated, per_node)
         self._starts = tuple(accumulate(map(self._listed.space, range(len(num_rows))), initial=0))
 
         def numbers(tier: Sequence[Tensor]) -> Iterator[Tensor]:
             """The rows of a tier in the space of rows, `MADE` at a time."""
             for table, rows in enumerate(tier):
                 for some in rows.split(MADE):
-                    yield self._listed.numbers(table, some.to(device)) + self._starts[table]
+                    yield self._listed.numbers(table, some) + self._starts[table]
 
         every = chain(numbers(replicated), numbers(per_node))
-        self._copied = RankedBitmap(every, self._starts[-1], device)
+        self._copied = RankedBitmap(every, self._starts[-1])
         ranks = map(self._copied.rank, numbers(replicated))
-        self._replicated = RankedBitmap(ranks, self._copied.count, device)
+        self._replicated = RankedBitmap(ranks, self._copied.count)
         self._listed.forget()
 
     @property
@@ -124,8 +89,6 @@ class Router:
 
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """Find the rows of `ids` [N] int64. Ids of no row miss, and are counted."""
-        if ids.is_cuda:
-            return self.route_by_ops(ids, segments)
         *parts, outside = _route(
             ids.contiguous().numpy(),
             np.array(segments.lengths, np.int64),
@@ -150,40 +113,6 @@ class Router:
             missed_lengths.tolist(),
         )
 
-    def route_by_ops(self, ids: Tensor, segments: Segments) -> RoutedIds:
-        """`route` in torch's own operations, wherever the ids live; it waits for them once."""
-        starts, sizes = self._rows_of(segments)
-        lengths, starts_of, sizes_of, ends = numbers_on(
-            ids.device,
-            [segments.lengths, starts.tolist(), sizes.tolist(), [*accumulate(segments.lengths)]],
-        )
-        feature = torch.repeat_interleave(lengths, output_size=len(ids))
-        known = (ids >= 0) & (ids < sizes_of[feature])
-        rows = torch.where(known, ids + starts_of[feature], 0)
-        listed = self._listed.search(ids, segments)
-        for part, numbers, found in listed:
-            rows[part] = torch.where(found, numbers + starts_of[feature[part]], 0)
-        hit = known & self._copied.holds(rows)
-        for part, _, found in listed:
-            hit[part] &= found
-        numbers = self._copied.rank(rows)
-        replicated = hit & self._replicated.holds(torch.where(hit, numbers, 0))
-        before = torch.nn.functional.pad((~hit).cumsum(0), (1, 0))
-        counts = torch.stack([(~hit).sum(), replicated.sum(), (~known).sum()])
-        num_missed, num_replicated, outside, *missed = torch.cat([counts, before[ends]]).tolist()
-        # The ids of each way, in ascending order, without asking how many there are of each.
-        by_way = (hit.to(torch.uint8) + (hit & ~replicated)).argsort(stable=True)
-        num_per_node = len(ids) - num_missed - num_replicated
-        misses, at, node_at = by_way.split([num_missed, num_replicated, num_per_node])
-        node_numbers = numbers[node_at]
-        return RoutedIds(
-            misses,
-            Hits(at, self._replicated.rank(numbers[at])),
-            Hits(node_at, node_numbers - self._replicated.rank(node_numbers)),
-            outside,
-            [stop - start for start, stop in pairwise([0, *missed])],
-        )
-
     def _rows_of(self, segments: Segments) -> tuple[I64, I64]:
         """Each feature's table: its first row in the space of rows [F], and how many it has (or 0)
         [F]."""
@@ -197,14 +126,9 @@ class _Listed:
     """The rows that have replicas, of the huge tables whose bits would take more memory."""
 
     def __init__(
-        self,
-        num_rows: Sequence[int],
-        replicated: Sequence[Tensor],
-        per_node: Sequence[Tensor],
-        device: torch.device | None,
+        self, num_rows: Sequence[int], replicated: Sequence[Tensor], per_node: Sequence[Tensor]
     ) -> None:
         self._num_rows = tuple(num_rows)
-        self._on_cpu = device is None or device.type == "cpu"
         self._rows: dict[int, Tensor] = {}
         """[n] of each such table, ascending; row 0 where none has a replica."""
         self._slots: dict[int, tuple[int, int]] = {}
@@ -213,10 +137,8 @@ class _Listed:
         for table, tiers in enumerate(zip(replicated, per_node, strict=True)):
             if not is_listed(num_rows[table], sum(map(len, tiers))):
                 continue
-            rows = torch.cat([one.to(device) for one in tiers]).sort().values
+            rows = torch.cat(list(tiers)).sort().values
             rows = self._rows[table] = rows if len(rows) else rows.new_zeros(1)
-            if not self._on_cpu:
-                continue
             slots.append(slots_of(rows.numpy()))
             numbers.append(numbers_in(slots[-1], rows.numpy()))
             self._slots[table] = start, len(slots[-1])
@@ -225,14 +147,12 @@ class _Listed:
         self.slots, self.number_of_slot = np.concatenate(slots), np.concatenate(numbers)
 
     def forget(self) -> None:
-        """Keep the rows in slots alone where these are read, on the CPU."""
-        if self._on_cpu:
-            self._rows.clear()
+        """Keep the rows in slots alone."""
+        self._rows.clear()
 
     @property
     def nbytes(self) -> int:
-        on_device = sum(rows.nbytes for rows in self._rows.values())
-        return self.slots.nbytes + self.number_of_slot.nbytes + on_device
+        return self.slots.nbytes + self.number_of_slot.nbytes
 
     def space(self, table: int) -> int:
         """The rows that the table takes in the space of rows."""
@@ -252,25 +172,6 @@ class _Listed:
         begins, sizes = np.array(begins_and_sizes, np.int64).reshape(-1, 2).T.copy()
         return begins, sizes
 
-    def search(self, ids: Tensor, segments: Segments) -> list[tuple[slice, Tensor, Tensor]]:
-        """For each feature whose table is listed: which of the ids are its own, a number for each,
-        and whether the row of that number is the id's."""
-        found, begin = [], 0
-        for length, table in zip(segments.lengths, segments.tables, strict=True):
-            if table in self._spaces and length:
-                part, rows = slice(begin, begin + length), self._of(table)
-                numbers = torch.searchsorted(rows, ids[part]).clamp_(max=len(rows) - 1)
-                found.append((part, numbers, rows[numbers] == ids[part]))
-            begin += length
-        return found
-
-    def _of(self, table: int) -> Tensor:
-        """[n]: the rows of the table that are listed, ascending."""
-        if table in self._rows:
-            return self._rows[table]
-        start, size = self._slots[table]
-        return torch.from_numpy(np.unique(self.slots[start : start + size]).astype(np.int64))
-
 
 class RankedBitmap:
     """A set of some of `size` rows, in 1.45 bits for each of these. A row's rank is the number of
@@ -284,14 +185,12 @@ class RankedBitmap:
     few and stay in the cache.
     """
 
-    def __init__(
-        self, rows: Iterable[Tensor], size: int, device: torch.device | None = None
-    ) -> None:
-        """The members are those of all `rows` [n] int64 on the `device`, in any order, each once
-        and in [0, size)."""
+    def __init__(self, rows: Iterable[Tensor], size: int) -> None:
+        """The members are those of all `rows` [n] int64, in any order, each once and in
+        [0, size)."""
         self.count = 0
         num_words = size // ROWS + 1
-        self.words = torch.zeros(num_words, dtype=torch.int64, device=device)
+        self.words = torch.zeros(num_words, dtype=torch.int64)
         for some in rows:
             self.words.index_add_(0, some // ROWS, torch.ones_like(some) << (some % ROWS))
             self.count += len(some)
@@ -304,10 +203,6 @@ class RankedBitmap:
     @property
     def nbytes(self) -> int:
         return self.words.nbytes + self.ranks.nbytes
-
-    def holds(self, rows: Tensor) -> Tensor:
-        """[n] bool: which of `rows` [n] int64, in [0, size), are members."""
-        return (self.words[rows // ROWS] >> (rows % ROWS)) & 1 == 1
 
     def rank(self, rows: Tensor) -> Tensor:
         """[n] int64: the members before each of `rows` [n] int64, in [0, size]."""
@@ -531,7 +426,7 @@ def rank_and_bit(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
 def has_bit(word: np.uint64, packed: np.uint64) -> Any:
-    """`holds` of the row whose word and `rank_and_bit` these are, for kernels: 0 or 1."""
+    """Whether the row whose word and `rank_and_bit` these are is a member, for kernels: 0 or 1."""
     return (word >> (packed & U64(63))) & U64(1)
 
 

@@ -1,0 +1,44 @@
+"""Ids whose tier is asked for, and where each is found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Hits", "RoutedIds", "Segments"]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """N ids of F features, one feature after another: whose they are."""
+
+    lengths: tuple[int, ...]
+    """The number of ids that each feature has; they sum to N."""
+    tables: tuple[int, ...]
+    """Each feature's table, by its number in the router; -1 for one that it does not know."""
+
+
+class Hits(NamedTuple):
+    """The ids that a tier has."""
+
+    at: Tensor
+    """[n] int64, ascending: which of the N ids."""
+    positions: Tensor
+    """[n] int64: the position of each one's row in the tier; equal ids have equal ones."""
+
+
+class RoutedIds(NamedTuple):
+    """Where the row of each of N ids is: at home, or in one of the tiers."""
+
+    missed: Tensor
+    """[n] int64, ascending: which of the N ids must have their rows from home."""
+    replicated: Hits
+    """The ids whose rows have a copy on every rank."""
+    per_node: Hits
+    """The ids whose rows have a copy in every node."""
+    outside: int
+    """The number of ids that miss and are of no row of their table, or of no table."""
+    missed_lengths: list[int]
+    """The number of each feature's ids that miss."""
