@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["TransformProgram", "digest_of"]
 
 FORMAT = 2
-"""Since 2 a mapping is written by `as_items`; in 1, each as {"pairs": [[key, value], ...]}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +79,9 @@ class TransformProgram:
         try:
             content = json.loads(text)
             digest, version = content.pop("digest"), content["format"]
-            if version not in MAPPINGS:
+            if version != FORMAT:
                 raise DataError(f"{where}: has format {version}, but {FORMAT} is read here.")
-            steps = json.loads(json.dumps(content["steps"]), object_hook=MAPPINGS[version])
+            steps = json.loads(json.dumps(content["steps"]), object_hook=from_items)
             program = cls(
                 plugins=tuple(content["plugins"]),
                 steps=tuple(steps),
@@ -183,15 +182,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
     return value
-
-
-def _from_pairs(made: dict[str, Any]) -> dict[Any, Any]:
-    """A mapping of format 1."""
-    return dict(made["pairs"]) if made.keys() == {"pairs"} else made
-
-
-MAPPINGS = {1: _from_pairs, FORMAT: from_items}
-"""How the mappings of each format are read."""
 
 
 def digest_of(path: Path) -> str:

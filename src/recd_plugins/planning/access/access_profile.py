@@ -41,11 +41,9 @@ SCHEMA = pa.schema(
         pa.field("presence", pa.large_list(pa.float64()), nullable=False),
         pa.field("ids", pa.large_list(pa.int64())),
         pa.field("uncertainty", pa.large_list(pa.float64())),
+        pa.field("whole_bags", pa.large_list(pa.float64())),
     ]
 )
-
-WITH_BAGS = SCHEMA.append(pa.field("whole_bags", pa.large_list(pa.float64())))
-"""The schema that is written; older profiles lack its last column."""
 NONE = np.empty(0, np.int64)
 
 
@@ -76,7 +74,7 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """One Arrow IPC file: a row per distribution, its runs as lists."""
-        schema = WITH_BAGS.with_metadata(
+        schema = SCHEMA.with_metadata(
             {
                 METADATA_KEY: json.dumps(
                     {"samples": self.samples, "batch_size": self.batch_size}
@@ -102,9 +100,7 @@ class Profile:
         )
         try:
             metadata = json.loads(table.schema.metadata[METADATA_KEY])
-            rows, with_bags = {}, "whole_bags" in table.column_names
-            if with_bags and table.schema.field("whole_bags").type != pa.large_list(pa.float64()):
-                raise ValueError("whole_bags is of another type")
+            rows = {}
             for at in range(len(table)):
                 name = table["name"][at].as_py()
                 rows[name] = RowDistribution(
@@ -114,7 +110,7 @@ class Profile:
                     ids=_known(table["ids"][at]),
                     error=table["error"][at].as_py(),
                     uncertainty=_known(table["uncertainty"][at]),
-                    whole_bags=_known(table["whole_bags"][at]) if with_bags else None,
+                    whole_bags=_known(table["whole_bags"][at]),
                 )
                 _check_ids(name, rows[name])
             size = int(metadata.get("batch_size", 0))
