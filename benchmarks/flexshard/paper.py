@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recd_plugins.planning.access.parametric import through_points
+from benchmarks.flexshard.coverage_curve import through_points
 from recd_plugins.planning.cost import PAPER_K, priced
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.topology import PRESETS, Cluster

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cluster.network import available
+from benchmarks.flexshard.coverage_curve import through_points
 from benchmarks.flexshard.emulated import EmulatedCluster, Measured
 from benchmarks.flexshard.figures import Bench
 from benchmarks.flexshard.grid import GRID, NO_SKEW, SATURATED, candidates, chosen
@@ -17,6 +18,7 @@ from benchmarks.flexshard.observed import draw
 from benchmarks.flexshard.router import router
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
 from benchmarks.flexshard.steps import SideSteps
+from recd_plugins.api import DataError
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Cluster, Link
@@ -131,3 +133,15 @@ def test_replicas_take_more_than_their_rows(gloo_pool: GlooPool) -> None:
     """On each rank at least the rows and their optimizer's numbers."""
     for found in gloo_pool.run(memory_multiplier, 40_000, 64, 1, 10_000):
         assert found > 1 + 1 / 64
+
+
+def test_a_curve_goes_through_its_points_and_falls_between() -> None:
+    points = [(100_064, 0.368), (346_144, 0.525), (1_284_608, 0.674)]
+    rows = through_points(30_000_000, 1000, points)
+    for count, share in points:
+        # A point within a run is interpolated: a run is 1/512 of its rank.
+        assert rows.coverage(count) == pytest.approx(share, abs=1e-6)
+    assert rows.num_rows == 30_000_000
+    assert rows.lookups == pytest.approx(1000)
+    with pytest.raises(DataError, match="must rise in rows and in coverage"):
+        through_points(1000, 10, [(10, 0.5), (20, 0.4)])

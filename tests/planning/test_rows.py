@@ -19,7 +19,6 @@ from recd_plugins.planning.access.distribution import RowDistribution, drift, na
 from recd_plugins.planning.access.parametric import (
     exponential,
     half_normal,
-    through_points,
     uniform,
     zipf,
 )
@@ -193,18 +192,6 @@ def test_no_formula_rises() -> None:
 
 def test_uniform_rows_are_one_run() -> None:
     assert uniform(1000, 10).p.tolist() == [0.01]
-
-
-def test_a_curve_goes_through_its_points_and_falls_between() -> None:
-    points = [(100_064, 0.368), (346_144, 0.525), (1_284_608, 0.674)]
-    rows = through_points(30_000_000, 1000, points)
-    for count, share in points:
-        # A point within a run is interpolated: a run is 1/512 of its rank.
-        assert rows.coverage(count) == pytest.approx(share, abs=1e-6)
-    assert rows.num_rows == 30_000_000
-    assert rows.lookups == pytest.approx(1000)
-    with pytest.raises(DataError, match="must rise in rows and in coverage"):
-        through_points(1000, 10, [(10, 0.5), (20, 0.4)])
 
 
 def test_a_billion_rows_are_ten_thousand_runs() -> None:
