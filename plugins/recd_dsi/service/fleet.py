@@ -137,7 +137,7 @@ class Fleet:
         with self._lock:
             return [self._remotes[seat] for seat in sorted(self._remotes)]
 
-    def of_turn(self, turn: int, refused: Collection[Remote] = ()) -> Remote | None:
+    def of_turn(self, turn: int, refused: Collection[Remote]) -> Remote | None:
         """The worker whose turn it is: round robin over seats, or over those that are up if one is
         not; never one that has refused. None if there is none."""
         remotes = [remote for remote in self.remotes() if remote not in refused]

@@ -193,8 +193,17 @@ def _tables(
 
 
 def _of_footer(file: Location) -> ForeignSchema | None:
-    from recd_plugins.data.foreign import as_foreign
-    from recd_plugins.data.importing.carried_schema import schema_in_footer
+    """The schema that a file carries in its footer; None if another program wrote it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    own = schema_in_footer(file)
-    return None if own is None else as_foreign(own)
+    from recd_plugins.data.foreign import as_foreign
+    from recd_plugins.data.schema import METADATA_KEY, Schema
+    from recd_plugins.storage.uri import input_file
+
+    try:
+        with input_file(file) as opened:
+            text = (pq.read_metadata(opened).metadata or {}).get(METADATA_KEY)
+    except (pa.ArrowException, OSError):
+        return None
+    return None if text is None else as_foreign(Schema.from_json(text, str(file)))

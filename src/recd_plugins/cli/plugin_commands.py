@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from recd_plugins.cli.command_help import help_text
 from recd_plugins.cli.commands import Commands, readable
 from recd_plugins.cli.options import reported
 from recd_plugins.errors import PluginError
@@ -58,7 +60,7 @@ class PluginCommand(TyperCommand):
     def __init__(self, name: str, points: list[EntryPoint]) -> None:
         self._points = points
         self._owners = " and ".join(sorted(map(_owner, points)))
-        summary = help_text(points[0]) if len(points) == 1 else None
+        summary = _help_of(points[0]) if len(points) == 1 else None
         super().__init__(
             name,
             help=f"{summary or 'A command.'} From {self._owners}.",
@@ -97,3 +99,41 @@ class PluginCommand(TyperCommand):
 
 def _owner(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else point.module
+
+
+def _help_of(point: EntryPoint) -> str | None:
+    """The help of a plugin's command, read from its source, since `recd --help` imports no plugin:
+    the `help=` of its typer app, or the first paragraph of its function's docstring. None if its
+    source has neither, or cannot be found."""
+    try:
+        tree = ast.parse(_source(point.module))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(keywords=keywords)):
+                values = {one.arg: one.value for one in keywords}
+                found = values.get("help")
+                text = found.value if isinstance(found, ast.Constant) else None
+            case ast.FunctionDef(name=name):
+                text = ast.get_docstring(node)
+            case _:
+                continue
+        if name == point.attr:
+            return " ".join(text.split("\n\n")[0].split()) if isinstance(text, str) else None
+    return None
+
+
+def _source(module: str) -> str:
+    """A module's source, found without importing the packages that it is in."""
+    places, origin = None, None
+    parts = module.split(".")
+    for at in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:at]), places)
+        if spec is None:
+            break
+        places, origin = spec.submodule_search_locations, spec.origin
+    else:
+        if origin is not None:
+            return Path(origin).read_text(encoding="utf-8")
+    raise FileNotFoundError(module)

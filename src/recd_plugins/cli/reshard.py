@@ -71,7 +71,7 @@ def reshard(
         )
 
         check_is_run(target, "TO")
-        check_not_among_checkpoints(target, "TO")
+        check_not_among_checkpoints(target)
         check_free(target, "TO")
         check_writable(target / "checkpoints" / "job.json", "TO")
         values = _values(registry)

@@ -182,7 +182,7 @@ def own_store() -> Store:
     return store
 
 
-def own_gloo(group: ProcessGroup, name: str, timeout: timedelta | None = None) -> Any:
+def own_gloo(group: ProcessGroup, name: str, timeout: timedelta | None) -> Any:
     """gloo among the ranks of a group. All ranks call this, once per name.
 
     It is in no group of torch's, and is not counted in the numbers by which torch names groups.

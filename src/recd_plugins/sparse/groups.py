@@ -52,7 +52,7 @@ def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups
 
 
 def agreed_groups(
-    lookups: Mapping[str, Tensor], groups: Sequence[Sequence[str]] | None, who: str
+    lookups: Mapping[str, Tensor], groups: Sequence[Sequence[str]] | None
 ) -> tuple[Groups, list[Tensor]]:
     """The groups of keys that each come with an inverse lookup [B], and each group's lookup.
 
@@ -74,8 +74,8 @@ def agreed_groups(
         for key in group[1:]:
             if not torch.equal(lookups[key], lookups[group[0]]):
                 raise DataError(
-                    f"{who}: {key!r} and {group[0]!r} are in one group, but their samples share "
-                    "rows in different ways. Give each a group of its own."
+                    f"from_arrow: {key!r} and {group[0]!r} are in one group, but their samples "
+                    "share rows in different ways. Give each a group of its own."
                 )
     return checked, [lookups[group[0]] for group in checked]
 

@@ -91,7 +91,7 @@ def from_columns(
             raise DataError(f"{key!r}: is {column.type}, but must be a dictionary of lists.")
         lookups[key] = _lookup_of_column(column, repr(key))
         rows[key] = _shared(column.dictionary, repr(key), seen)
-    checked, agreed = agreed_groups(lookups, groups, "from_arrow")
+    checked, agreed = agreed_groups(lookups, groups)
     return checked, rows, agreed
 
 

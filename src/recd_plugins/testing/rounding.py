@@ -153,7 +153,7 @@ def _rounds(value: Tensor) -> bool:
 
 
 def plain_of(
-    train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]], *, runs: int = RUNS
+    train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]],
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     """The result of the plain side of a comparison, and the bounds within which others may differ
     from it. The bounds are computed only once something differs by more than the least bounds.
@@ -171,7 +171,7 @@ def plain_of(
     expected = train(nullcontext())
 
     def find() -> dict[str, Tensor]:
-        return bounds_of(spreads_of(train, expected, runs=runs), expected)
+        return bounds_of(spreads_of(train, expected), expected)
 
     return expected, BoundsOnDemand(find, expected, on_ranks=dist.is_initialized())
 
@@ -227,8 +227,6 @@ def least_bounds(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def spreads_of(
     train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]],
     expected: Mapping[str, Tensor],
-    *,
-    runs: int = RUNS,
 ) -> dict[str, Tensor]:
     """How far the results of `train` move when it rounds at random: by name, elementwise.
 
@@ -236,7 +234,7 @@ def spreads_of(
     `rounding`, and trains inside it. `expected` is what it returns without random rounding.
     """
     spreads = {name: torch.zeros_like(value) for name, value in expected.items()}
-    for seed in range(runs):
+    for seed in range(RUNS):
         found = train(Rounding(seed))
         for name, value in expected.items():
             spreads[name] = torch.maximum(spreads[name], (found[name] - value).abs())

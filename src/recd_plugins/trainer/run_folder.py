@@ -58,12 +58,13 @@ def check_is_run(run: Path, option: str = "train.run") -> None:
         )
 
 
-def check_not_among_checkpoints(run: Path, option: str) -> None:
-    """`RegistryError` if the folder that `option` names lies among another run's checkpoints."""
+def check_not_among_checkpoints(run: Path) -> None:
+    """`RegistryError` if the folder TO, which `recd reshard` writes, lies among another run's
+    checkpoints."""
     for folder in Path(os.path.realpath(run)).parents:
         if folder.name == "checkpoints" and checkpoints_in(folder):
             raise RegistryError(
-                f"{option}: {run} lies in {folder}, where another run has its checkpoints. Name a "
+                f"TO: {run} lies in {folder}, where another run has its checkpoints. Name a "
                 "folder outside that run."
             )
 
