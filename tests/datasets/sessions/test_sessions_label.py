@@ -34,7 +34,7 @@ def test_the_label_is_learnable_and_needs_the_histories(
     default: Sessions, parts: list[Scored]
 ) -> None:
     labels = np.concatenate([part.rows["label"].to_numpy() for part in parts])
-    logits = np.concatenate([part.logits for part in parts])
+    logits = np.concatenate([sum(part.terms.values()) for part in parts])
     terms = {name: np.concatenate([p.terms[name] for p in parts]) for name in parts[0].terms}
     # Samples of a session are not independent, so these tolerances are plain.
     assert abs(labels.mean() - 0.25) < 0.02

@@ -157,13 +157,8 @@ class Scored(NamedTuple):
 
     rows: pa.Table
     terms: Mapping[str, F64]
-    """[N] per term of the logit: bias, dense, ids, affinity, history."""
-
-    @property
-    def logits(self) -> F64:
-        """[N] the true logits, which the best possible model would predict."""
-        total: F64 = np.sum(list(self.terms.values()), axis=0)
-        return total
+    """[N] per term of the logit: bias, dense, ids, affinity, history. Their sum is the true logit,
+    which the best possible model would predict."""
 
 
 class Sessions(Dataset):
