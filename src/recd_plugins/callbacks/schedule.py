@@ -169,7 +169,7 @@ def _schedule(config: ScheduleConfig, rates: list[float]) -> tuple[Optimizer, LR
 
 def _counts(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a scheduler without its mappings, such as the milestones of MultiStepLR: options
-    make them anew, and older checkpoints gave their numbers back as texts."""
+    make them anew."""
     return {name: one for name, one in state.items() if not isinstance(one, Mapping)}
 
 

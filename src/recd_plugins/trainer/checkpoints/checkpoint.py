@@ -334,7 +334,7 @@ class Checkpoints:
         check_ranks(path, saved["world_size"], dist.get_world_size())
         check_registry(path, before, now, self._free)
         mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
-        numbers = saved.get("optimizers", {})
+        numbers = saved["optimizers"]
         reader = JsonReader(path)
         kept = reader.read_metadata().state_dict_metadata
         _materialise(job)
@@ -366,7 +366,7 @@ class Checkpoints:
             rates=rates_of(before, now),
             begun_anew=tuple(sorted(begun_anew)),
             no_taker=tuple(sorted(name for name in kept.keys() - taken if not is_of_a_rank(name))),
-            new_code=tuple(changed_code(saved.get("code", {}), self._code)),
+            new_code=tuple(changed_code(saved["code"], self._code)),
             **states,
         )
 
@@ -471,12 +471,12 @@ def _begin_anew(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> 
     found = []
     for name, states in job.optimizer.state_dict()["state"].items():
         before = had.get(f"optimizer.{name}", set())
-        if not before.isdisjoint(states) or name in numbers.get("states", {}):
+        if not before.isdisjoint(states) or name in numbers["states"]:
             continue
         if name not in tables:
             job.dense.state.pop(job.optimizer.params[name])
         # SGD of tables has no states, and the checkpoint has its rates.
-        was_table = name in numbers.get("tables", {})
+        was_table = name in numbers["tables"]
         if before or (states if name in tables else was_table):
             found.append(name)
     return found

@@ -86,7 +86,7 @@ def table_rates(job: Job) -> dict[str, float]:
 
 def restore_states(job: Job, restored: Mapping[str, Any]) -> None:
     """Restore the states that are numbers."""
-    states = restored.get("states", {})
+    states = restored["states"]
     for name, state in _states(job):
         for key, one in states.get(name, {}).items():
             state[key] = _as(one, state.get(key))
@@ -96,10 +96,7 @@ def restore_groups(
     job: Job, restored: Mapping[str, Any], rates: Mapping[str, RateOf]
 ) -> Iterator[str]:
     """Restore the numbers of the groups, and begin the rates of `dense` and of `tables` as `rates`
-    says; yields a line for each number that begins anew. `restored` is empty for checkpoints of
-    older versions, which had no numbers."""
-    if not restored:
-        return
+    says; yields a line for each number that begins anew."""
     yield from _restore_dense(job.dense, restored["groups"], rates["dense"])
     before: dict[float, float] = {}
     for prefix, optimizer in _kernels(job.model.fused_optimizer):
