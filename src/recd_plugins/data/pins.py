@@ -58,7 +58,7 @@ def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingPro
         before = {split: dict(pinned[split]["files"]) for split in SPLITS}
         digests = dict(pinned.get(STEPS, {}))
     except FileNotFoundError:
-        return  # a run from before pins existed
+        return  # removed, to go on unchecked
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{run / PINS}: lists the files that the run reads, but cannot be read ({error}). "
