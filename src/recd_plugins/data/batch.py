@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recd_plugins.sparse.bundle import counted
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.keyed import marked
@@ -67,7 +68,7 @@ class Batch(Pipelineable):
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         return Batch(
             dense=self.dense.to(device, non_blocking=non_blocking),
-            features=self.features.to(device, non_blocking=non_blocking),
+            features=counted(self.features).to(device, non_blocking=non_blocking),
             labels=self.labels.to(device, non_blocking=non_blocking),
             weights=self.weights.to(device, non_blocking=non_blocking),
             dedup=None if self.dedup is None else self.dedup.to(device, non_blocking=non_blocking),
@@ -84,8 +85,7 @@ class Batch(Pipelineable):
     def pin_memory(self) -> Batch:
         return Batch(
             dense=self.dense.pin_memory(),
-            # Counted here, so that the CPU need not ask a device for it.
-            features=self.features.sync().pin_memory(),
+            features=counted(self.features).pin_memory(),
             labels=self.labels.pin_memory(),
             weights=self.weights.pin_memory(),
             dedup=None if self.dedup is None else self.dedup.pin_memory(),

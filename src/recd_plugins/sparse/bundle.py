@@ -14,7 +14,7 @@ from torchrec.streamable import Pipelineable
 from recd_plugins.compat.pytorch import pytree
 from recd_plugins.sparse.keyed import mark_of, marked
 
-__all__ = ["Bundle"]
+__all__ = ["Bundle", "counted"]
 
 
 class Bundle(Pipelineable):
@@ -33,10 +33,10 @@ class Bundle(Pipelineable):
         )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+        return self._each(lambda part: counted(part).to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        return self._each(lambda part: part.pin_memory())
+        return self._each(lambda part: counted(part).pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
         for part in _fields(self).values():
@@ -51,6 +51,13 @@ class Bundle(Pipelineable):
 
 
 MOVED = (Tensor, KeyedJaggedTensor, Bundle)
+
+
+def counted(part: Any) -> Any:
+    """The same part; the ids of each key are counted where a KJT is on the CPU, so that nobody need
+    ask a device for it."""
+    on_cpu = isinstance(part, KeyedJaggedTensor) and part.device().type == "cpu"
+    return part.sync() if on_cpu else part
 
 
 def _fields(bundle: Any) -> dict[str, Any]:
