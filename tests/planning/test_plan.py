@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner import enumerators
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -679,23 +680,44 @@ def wide() -> str:
     return str(planner().propose(Probe(schema), Topology(), 3))
 
 
+class Backwards(set[Any]):
+    """A set that comes in one order, and not in that of its texts."""
+
+    def __and__(self, other: Any) -> Backwards:
+        return Backwards(super().__and__(other))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__(), reverse=True))
+
+
+class Forwards(Backwards):
+    """The same, the other way about."""
+
+    def __and__(self, other: Any) -> Forwards:
+        return Forwards(super().__and__(other))
+
+    def __iter__(self) -> Iterator[Any]:
+        return reversed([*super().__iter__()])
+
+
 @pytest.mark.slow
-def test_a_plan_is_the_same_in_every_interpreter() -> None:
+def test_a_plan_is_the_same_in_every_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchRec's options come in the order of a set of texts, which differs by hash seed."""
     here = os.path.dirname(__file__)
-    path = [here, os.path.dirname(here)]
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", ANEW.format(path=path)],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in ("1", "2")
-    ]
-    plans = {run.communicate(timeout=300)[0].strip() for run in runs}
-    assert [run.returncode for run in runs] == [0, 0]
-    assert plans == {wide().strip()}
+    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    run = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", ANEW.format(path=[here, os.path.dirname(here)])],
+        env=os.environ | {"PYTHONHASHSEED": other},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    plans = {wide().strip()}
+    for order in (Backwards, Forwards):
+        monkeypatch.setattr(enumerators, "set", order, raising=False)
+        plans.add(wide().strip())
+    plans.add(run.communicate(timeout=300)[0].strip())
+    assert run.returncode == 0
+    assert len(plans) == 1
 
 
 REGISTRY = {"sharding": {"use": "torchrec", "search": "greedy"}, "train": {"device": "cpu"}}
