@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from forked import run_module
 
 from benchmarks.gpu.__main__ import PARTS, ROOT, main
 from benchmarks.gpu.parts import Part, Setting, ran
@@ -38,8 +44,17 @@ def test_one_failure_costs_one_row() -> None:
     assert row.note == "torch.AcceleratorError: a reason"
 
 
+def forked(command: list[str], cwd: Path, **_: Any) -> subprocess.CompletedProcess[str]:
+    """A program of Python in place of `subprocess.run`."""
+    python, option, module, *arguments = command
+    assert (python, option) == (sys.executable, "-m")
+    done = run_module(module, *arguments, folder=cwd)
+    return subprocess.CompletedProcess(command, done.code, done.out, done.err)
+
+
 def test_what_is_not_timed_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says is `recd doctor`'s, as each check says it here; the CPU has no `vbe`."""
+    monkeypatch.setattr("benchmarks.gpu.__main__.subprocess", SimpleNamespace(run=forked))
     said = {
         "versions": doctor._versions(),
         "packages": doctor._packages(),
