@@ -85,13 +85,6 @@ def test_both_packages_come_from_their_wheels(binaries: Path, tmp_path: Path) ->
     assert all(Path(file).is_relative_to(binaries.parent) for file in files)
 
 
-def test_its_records_are_listed_with_their_distribution(binaries: Path, tmp_path: Path) -> None:
-    registry = EXAMPLE / "registry.yaml"
-    printed = run(binaries / "recd", "plugins", "--registry", registry, "--json", folder=tmp_path)
-    mine = {row["name"] for row in json.loads(printed) if row["provider"] == "my-recd-plugin 0.1.0"}
-    assert mine == {"decay", "tastes"}
-
-
 def test_it_trains(binaries: Path, tmp_path: Path) -> None:
     """Well below the NE of a constant guess: its pooling finds out what a user likes now."""
     registry = EXAMPLE / "registry.yaml"
@@ -102,29 +95,35 @@ def test_it_trains(binaries: Path, tmp_path: Path) -> None:
     assert summary["test"]["ne"] < 0.5
 
 
-TESTS = """
+LISTED = "--- and what `recd plugins` lists:"
+TESTS = f"""
 import os
 import sys
 import pytest
 import recd_plugins.testing.preload
+from recd_plugins.__main__ import main
 from recd_plugins.compat.copied_server import copy_as_fork_server
+registry, *options = sys.argv[1:]
 if child := os.fork():  # which has one thread, so that it can be copied
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        sys.exit(code)
+    print({LISTED!r})
+    sys.argv = ["recd", "plugins", "--registry", registry, "--json"]
+    sys.exit(main())
 copy_as_fork_server()
-sys.exit(pytest.main(sys.argv[1:]))
+sys.exit(pytest.main(options))
 """
-"""pytest, whose ranks are forked from what has imported already all that they need."""
+"""pytest, whose ranks are forked from what has imported already all that they need; then `recd`,
+which needs that too."""
 
 
-def test_its_own_tests_pass_with_the_kit_as_installed(binaries: Path, tmp_path: Path) -> None:
-    printed = run(
-        binaries / "python",
-        "-c",
-        TESTS,
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        EXAMPLE,
-        folder=tmp_path,
-    )
-    assert "4 passed" in printed
+def test_its_own_tests_pass_with_the_kit_as_installed_which_lists_its_records(
+    binaries: Path, tmp_path: Path
+) -> None:
+    options = ("-q", "-p", "no:cacheprovider", EXAMPLE)
+    registry = EXAMPLE / "registry.yaml"
+    printed = run(binaries / "python", "-c", TESTS, registry, *options, folder=tmp_path)
+    tested, _, listed = printed.partition(LISTED)
+    assert "4 passed" in tested
+    mine = {row["name"] for row in json.loads(listed) if row["provider"] == "my-recd-plugin 0.1.0"}
+    assert mine == {"decay", "tastes"}
