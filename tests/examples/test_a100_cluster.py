@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from forked import AT_HOME, run_module
 
-import recd_plugins
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.topology import PRESETS, load_topology
 from recd_plugins.registry import Registry
@@ -61,6 +60,14 @@ def test_a_script_is_bash(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+IN_SHORT = """
+from recd_plugins.__main__ import main
+from recd_plugins.planning import measured_topology
+
+measured_topology.LONG_ENOUGH = 0.001
+main()
+"""
+"""`recd`, which measures links by small payloads alone."""
 SAYS_ITS_ARGUMENTS = "printf '%s\\0' \"$@\""
 
 
@@ -108,12 +115,9 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     given = arguments_of(tmp_path, "torchrun.sh", *measure, torchrun=SAYS_ITS_ARGUMENTS)
     module = given.index("-m")
     assert given[module:] == ["-m", "recd_plugins", *measure]
-    by_path = [
-        AT_HOME,
-        "--start-method=fork",
-        "--run-path",
-        str(Path(recd_plugins.__file__).parent / "__main__.py"),
-    ]
+    script = tmp_path / "in_short.py"
+    script.write_text(IN_SHORT)
+    by_path = [AT_HOME, "--start-method=fork", "--run-path", str(script)]
     done = run_module("torch.distributed.run", *given[:module], *by_path, *measure, folder=tmp_path)
     assert done.code == 0, done.err
     measured, sheets = load_topology(saved, "topology"), PRESETS["a100_dgx"]
