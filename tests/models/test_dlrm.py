@@ -244,8 +244,7 @@ def test_any_net_can_be_clicked() -> None:
     torch.testing.assert_close(logits, batch.dense.sum(1) + 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("name", "ranks"), [("dlrm", 1), *((name, 2) for name in SMALL)])
 def test_learns_a_fixed_batch(name: str, ranks: int, gloo_pool: GlooPool) -> None:
     batches = [clicks(SCHEMA, 32, seed=rank) for rank in range(ranks)]
     build = Build(name, SCHEMA, SMALL[name])
