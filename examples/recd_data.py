@@ -16,7 +16,7 @@ from recd_plugins.api.testing import scratch_folder
 user = {"kind": "user", "num_ids": 100_000, "stay": 0.95, "sequence": True, "length": 40}
 features = [user | {"name": f"history_{i}", "group": "history", "shift": True} for i in range(4)]
 features += [user | {"name": "topics"}, {"name": "item", "num_ids": 100_000}]
-dataset = {"use": "sessions", "samples": 60_000, "features": features}
+dataset = {"use": "sessions", "samples": 24_000, "features": features}
 recd = {"plugins": ["recd_dlrm", "recd_dedup"], "train": {"batch_size": 4096}}
 recd["reader"] = {"use": "local", "sessions": "whole"}
 recd["dedup"] = {"use": "exact", "weigh": "bytes"}  # with a known model, weigh by time

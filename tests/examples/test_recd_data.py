@@ -11,5 +11,5 @@ def test_every_step_saves(run_example: Callable[..., str]) -> None:
     steps = dict(re.findall(r"^(O\d) .* ([\d.]+)x$", printed, re.MULTILINE))
     assert list(steps) == ["O1", "O2", "O3", "O4"], printed
     assert all(float(saved) > 1 for saved in steps.values()), printed
-    assert "60,000 requests -> 60,000 samples (0 duplicates)" in printed
+    assert "24,000 requests -> 24,000 samples (0 duplicates)" in printed
     assert re.search(r"samples a session, in the table +1\d\.\d\d", printed)
