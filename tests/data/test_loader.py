@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from itertools import chain, islice
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
 
-from recd_plugins.data import rank_batches
+from recd_plugins.data import batch_reader, rank_batches
 from recd_plugins.data.batch_reader import GENTLY, BatchReader
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.order import Shares
@@ -147,18 +148,29 @@ def test_stripes_are_decoded_two_at_a_time_only_if_a_window_is_waited_for(
 ):
     order, shares = open_loader(table).source.order, Shares(world_size=1, streams=1)
     source = RankBatches(table, order, shares, rank=0, prefetch=2, transform=None)
-    decode, busy, most = StripeReader.decode, [], []
+    decode, busy, most, clock = StripeReader.decode, [], [], [0.0]
 
     def decoded(reader, piece):
         busy.append(piece)
-        time.sleep(0.05 if waits else 0)
+        time.sleep(0.05)
         most.append(len(busy))
         busy.remove(piece)
         return decode(reader, piece)
 
+    def result(window):
+        clock[0] += waits
+        return window.result()
+
+    def waited(reader, window, used):
+        return wait(reader, SimpleNamespace(result=lambda: result(window)), used)
+
+    wait = BatchReader._waited
     monkeypatch.setattr(StripeReader, "decode", decoded)
+    monkeypatch.setattr(BatchReader, "_waited", waited)
+    # A clock that no load of the machine moves.
+    monkeypatch.setattr(batch_reader, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     for _ in source.batches(0, 0):
-        time.sleep(0 if waits else 0.05)
+        clock[0] += not waits
     pieces = len(next(order.windows(0, 0, 0)).pieces)
     later = most[3 * pieces :]  # three windows begin before the second is waited for
     assert max(later) == (min(2, pa.cpu_count()) if waits else 1)
