@@ -163,15 +163,15 @@ def move_between(there: Arrangement, back: Arrangement, through_optimizer_first:
 
 
 @pytest.mark.parametrize(
-    ("there", "back"),
+    ("there", "back", "optimizer_first"),
     [
-        (DRAWN, BySharding("row_wise")),
-        (BySharding("row_wise"), DRAWN),
-        (DRAWN, ByTiers(ranks_per_node=4, seed=4)),
+        (DRAWN, BySharding("row_wise"), False),
+        (BySharding("row_wise"), DRAWN, True),
+        (DRAWN, ByTiers(ranks_per_node=4, seed=4), False),
+        (DRAWN, ByTiers(ranks_per_node=4, seed=4), True),
     ],
-    ids=["to TorchRec", "from TorchRec", "to another plan"],
+    ids=["to TorchRec", "from TorchRec", "to another plan", "to another plan, optimizer first"],
 )
-@pytest.mark.parametrize("optimizer_first", [False, True])
 def test_checkpoints_move(
     gloo_pool: GlooPool, there: Arrangement, back: Arrangement, optimizer_first: bool
 ) -> None:
