@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import ORDERS, AccuracyCurve, Run, compare, draw, trained
+from benchmarks.accuracy import DATASETS, ORDERS, AccuracyCurve, Run, compare, draw, trained
 from recd_plugins.testing.gloo import GlooPool
+
+SMALL: dict[str, Any] = {
+    **DATASETS["sessions"],
+    "model": {"use": "sequence_dlrm", "embedding_dim": 8, "bottom": [16], "top": [16]},
+    "train": {"batch_size": 128},
+}
 
 
 def test_deduplication_changes_nothing_but_the_order_of_sums(
-    gloo_pool: GlooPool, tmp_path: Path
+    gloo_pool: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(DATASETS, "sessions", SMALL)
     curves = trained(tmp_path, gloo_pool, ["sessions"], [0], steps=2)
     assert len(curves) == 2 * len(ORDERS)
     for order in ORDERS:
