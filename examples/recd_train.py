@@ -18,14 +18,14 @@ features += [user | {"name": f"user_{i}", "length": 1 + i % 4} for i in range(8)
 features += [{"name": f"item_{i}", "num_ids": 20_000} for i in range(4)]
 REGISTRY = {
     "plugins": ["recd_dlrm", "recd_dedup"],
-    "dataset": {"use": "sessions", "samples": 6_000, "features": features},
+    "dataset": {"use": "sessions", "samples": 4_000, "features": features},
     "etl": ["cluster_by_session"],  # O1 to O4 are in examples/recd_data.py
     "reader": {"use": "local", "sessions": "whole"},
     "model": {"use": "sequence_dlrm", "embedding_dim": 16, "bottom": [32], "top": [64]},
     "pooling": {"*": {"use": "transformer"}},
     "sharding": {"use": "torchrec", "search": "greedy"},
 }
-TRAIN = {"device": "cpu", "batch_size": 256, "steps": 8, "log_every": 4}
+TRAIN = {"device": "cpu", "batch_size": 128, "steps": 8, "log_every": 4}
 SIDES = {"plain KJT": {}, "RecD": {"dedup": {"use": "exact", "groups": "auto"}}}  # O5 to O7
 
 
