@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import zlib
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -186,6 +187,7 @@ def test_a_packed_file_that_is_cut_short_is_named_with_a_cure_that_works(
     assert rows["code"].to_pylist() == [hash_of(one) for one in range(len(rows))]
 
 
+@cache
 def hash_of(number: int) -> str:
     return f"x{zlib.crc32(b'%d' % number):08x}"
 
