@@ -163,6 +163,14 @@ def test_every_parameter_has_a_gradient_without_a_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_gradients_reach_values_that_are_none(name: str) -> None:
+    """The exchange of a table's gradients waits for all ranks, also for one without an id."""
+    values, lengths, query = rows([0, 0])
+    build(name)(values, lengths, query).sum().backward()
+    assert values.grad is not None
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_evaluation_and_int32_lengths_change_nothing(name: str) -> None:
     values, lengths, query = rows([4, 0, 7, 2, 7])
     pooling = build(name)

@@ -66,9 +66,10 @@ class Transformer(nn.Module):
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[N, D] values in rows of `lengths` [B] become [B, D]."""
         if not values.shape[0]:
-            # The batch has no values; but DDP with a static graph needs gradients.
+            # The batch has no values; but DDP with a static graph needs gradients, and so do the
+            # values: in backward their exchange waits for all ranks.
             (one,) = Buckets.of(lengths.new_ones(1)).chunks
-            nothing = 0.0 * self._encode(values.new_zeros(1, values.shape[1]), one)
+            nothing = 0.0 * self._encode(values.sum(0, keepdim=True), one)
             return nothing.expand(len(lengths), -1)
         chunked = (
             WholeRows.of(lengths, values.shape[0], self.most_blocks)

@@ -4,7 +4,8 @@ While torch.fx traces, it replaces the call of every module in the process. A mo
 thread calls then is mistaken for a part of the model, and the call fails: "module is not installed
 as a submodule". Pipelines trace before their first step, and again after an evaluation. Meanwhile
 a function compiled by torch.compile refuses calls from any thread: "Detected that you are using
-FX". An option of torch._dynamo, which has a value for each thread, lets it run uncompiled.
+FX". An option of torch._dynamo lets it run uncompiled. It has a value for each thread, or in older
+versions of torch, as 2.11, one for all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import Lock, get_ident
 from typing import Any, TypeVar, cast
 
@@ -69,7 +71,8 @@ def trace_own_thread_alone() -> None:
 
 @contextmanager
 def _refused_here_alone() -> Iterator[None]:
-    """Compiled functions refuse to be traced in this thread, and run uncompiled in others."""
+    """Compiled functions refuse to be traced in this thread, and run uncompiled in others; in this
+    one too, where the option has one value for all threads."""
     config: Any = sys.modules.get("torch._dynamo.config")
     option = getattr(config, "_config", {}).get(REFUSES)
     if option is None:  # nobody has compiled anything yet
@@ -81,12 +84,24 @@ def _refused_here_alone() -> Iterator[None]:
         here = getattr(config, REFUSES) or (_Traces.running > 0 and _Traces.refuses)
         _Traces.running += 1
         option.default = False
-    before = option.user_override.set(here)  # `config.patch` would leave a value behind
     try:
-        yield
+        with _in_this_thread(option.user_override, here):
+            yield
     finally:
-        option.user_override.reset(before)
         with _Traces.lock:
             _Traces.running -= 1
             if not _Traces.running:
                 option.default = _Traces.refuses
+
+
+@contextmanager
+def _in_this_thread(override: Any, value: bool) -> Iterator[None]:
+    """An option's override has a value in this thread, where it can have one."""
+    if not isinstance(override, ContextVar):
+        yield
+        return
+    before = override.set(value)  # `config.patch` would leave a value behind
+    try:
+        yield
+    finally:
+        override.reset(before)

@@ -125,14 +125,15 @@ def _check_gradients(subject: Subject, module: nn.Module, rows: _Rows) -> None:
     if result.requires_grad:
         result.square().sum().backward()
     gradients = {name: value.grad for name, value in parameters.items() if value.requires_grad}
-    if len(values):
-        gradients["values"] = values.grad
+    gradients["values"] = values.grad
     for name, gradient in gradients.items():
+        waits = "DDP waits" if name in parameters else "other ranks wait"
         subject.hold(
             gradient is not None and bool(gradient.isfinite().all()),
             f"{name} must get a finite gradient"
-            f"{'' if len(values) else ' even of a batch without a value, or DDP waits for it'}",
-            "Compute with torch's operators throughout; for an empty batch add 0 * parameter.",
+            f"{'' if len(values) else f' even of a batch without a value, or {waits} for it'}",
+            "Compute with torch's operators throughout; for an empty batch add 0 * parameter, and "
+            "values.sum(0).",
         )
 
 
