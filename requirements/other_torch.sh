@@ -32,5 +32,6 @@ exec "$venv/bin/python" -m pytest \
     -W "ignore:Sparse invariant checks" \
     -W "ignore:The given buffer is not writable" \
     -W "ignore:TypedStorage is deprecated" \
+    -W "ignore:_check_is_size will be removed" \
     -W "ignore:Warning" \
     "$@"

@@ -507,17 +507,17 @@ def test_nothing_is_data_parallel_unless_it_is_asked_for() -> None:
         ({"t_*": {}}, "no table matches 't_*'; Known: history, item, shop."),
         (
             {"shop": {"sharding_types": ["row_wise", "grid_shard"]}},
-            "for table 'shop', in an EmbeddingBagCollection, TorchRec offers no such sharding type "
-            "and kernel here. Choose from: data_parallel (dense), table_wise (fused), ",
+            "for table 'shop', of the model's EmbeddingBagCollection, TorchRec offers no such "
+            "sharding type and kernel here. Choose from: data_parallel (dense), table_wise (fused)",
         ),
         (
             {"history": {"sharding_types": ["data_parallel"]}},  # a wrong shape on the CPU
-            "for table 'history', in an EmbeddingCollection, TorchRec offers no such sharding type",
+            "for table 'history', of the model's EmbeddingCollection, TorchRec offers no such",
         ),
         ({"*": {"compute_kernels": ["fused_uvm"]}}, "offers no such sharding type and kernel here"),
         (
             {"item": {"sharding_types": ["table_wise"], "compute_kernels": ["dense"]}},
-            "for table 'item', in an EmbeddingBagCollection, TorchRec offers no such",
+            "for table 'item', of the model's EmbeddingBagCollection, TorchRec offers no such",
         ),
         (
             {"item": {"pooling_factors": [1.0]}},

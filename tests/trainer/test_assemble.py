@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 from recd_plugins.compat.pytorch import TorchDispatchMode, first_step_in_parts
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches
@@ -93,6 +95,37 @@ def test_the_tables_optimizer_reaches_fbgemm(
     (ours, *_) = gloo_pool.run(train_assembled, registry, batches, world_size=world_size)
     settings = OptimizerSettings(**options)
     assert_parity(ours, *reference_of(Probe, batches, optimizer=settings, seed=3))
+
+
+def notices_of(registry: dict[str, Any]) -> list[str]:
+    """On a rank: of the job that is assembled."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NoticeWarning)
+        assemble(load(registry), CPU)
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+def test_an_optimizer_of_tables_that_are_all_data_parallel_is_named(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """The dense optimizer steps them."""
+    constraints = {"t_cat_0": {"sharding_types": ["data_parallel"]}}
+    registry: dict[str, Any] = {
+        "plugins": ["recd_dlrm"],
+        "folder": str(tmp_path),
+        "dataset": {"use": "random", "samples": 64, "test_samples": 8, "num_ids": [30, 40]},
+        "model": {"use": "dlrm", "embedding_dim": 4, "bottom": [4], "top": [4]},
+        "sharding": {"use": "torchrec", "search": "greedy", "constraints": constraints},
+        "train": {"batch_size": 8, "optimizer": {"tables": "adagrad", "dense_lr": 0.1}},
+    }
+    (some,) = gloo_pool.run(notices_of, registry, world_size=1)
+    assert not some
+    constraints["t_cat_1"] = constraints["t_cat_0"]
+    ((every,),) = gloo_pool.run(notices_of, registry, world_size=1)
+    assert every.startswith("train: optimizer.tables is not used: the plan has every table data-")
+    del registry["train"]["optimizer"]["tables"]
+    (default,) = gloo_pool.run(notices_of, registry, world_size=1)
+    assert not default
 
 
 def test_dense_gradients_travel_in_parts(tmp_path: Path, gloo_pool: GlooPool) -> None:

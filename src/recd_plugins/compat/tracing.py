@@ -65,8 +65,10 @@ def trace_own_thread_alone() -> None:
             return forward(*args, **kwargs)
         return call_module(self, m, forward, args, kwargs)
 
-    setattr(called, THREAD, True)
-    tracer.trace, tracer.call_module = traced, called
+    # From torch 2.14 on another thread compiles meanwhile, and meets it in modules.
+    outside = outside_of_graphs(called)
+    setattr(outside, THREAD, True)
+    tracer.trace, tracer.call_module = traced, outside
 
 
 @contextmanager

@@ -213,7 +213,7 @@ def _tables(
             yield _Table(
                 name=name,
                 features=features.get(name, ()),
-                module=type(module).__name__,
+                module=type(module).__name__.removeprefix("Dedup"),
                 offered=offered,
                 unique_shares=getattr(module, "unique_shares", {}),
                 kernels=there if len(there) < len(set(every)) else None,
@@ -245,8 +245,8 @@ def _kinds(table: _Table, wanted: TableConstraint, where: str, left: Collection[
     if not found:
         offers = ", ".join(f"{kind} ({', '.join(k)})" for kind, k in table.offered.items())
         raise RegistryError(
-            f"{where}: for table {table.name!r}, in an {table.module}, TorchRec offers no such "
-            f"sharding type and kernel here. Choose from: {offers}."
+            f"{where}: for table {table.name!r}, of the model's {table.module}, TorchRec offers no "
+            f"such sharding type and kernel here. Choose from: {offers}."
         )
     return found
 

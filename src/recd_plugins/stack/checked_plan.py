@@ -120,9 +120,10 @@ def _check_rows_on_all(
         raise CapabilityError(
             f"{planning.choice.who}: {listed(lacking, kind='table')} would be row-wise, in a "
             f"kernel without a row on some of {so_many(group.size(), 'rank')}, where the first "
-            "batch would fail while the other ranks wait. Let your sharder and constraints name "
-            f"another type, `{{{lacking[0]!r}: "
-            f"ParameterConstraints(sharding_types=['table_wise'])}}`, or give it more rows."
+            "batch would fail while the other ranks wait. Name another type: by `constraints` of "
+            f"`sharding: torchrec`, `{{{lacking[0]}: {{sharding_types: [table_wise]}}}}`, or in a "
+            f"trainer of your own, whose sharder must allow it, `{{{lacking[0]!r}: "
+            "ParameterConstraints(sharding_types=['table_wise'])}`. Or give it more rows."
         )
 
 
@@ -139,6 +140,8 @@ def compare_with_trainer(
     usage.not_kept(choice, not_kept(plan, constraints))
     if planned := tables_of(plan):  # of a model without tables the planner has said so
         usage.of_no_table(sorted(constraints.keys() - planned), planned)
+        if planned == {*dense_tables(plan)}:
+            usage.optimizer_of_no_table()
     if not isinstance(planning.planner(), GivesNotices):  # else it says so itself
         fused: Mapping[str, Any] = fused_by_table(model, sharders)
         dense = [name for name in dense_tables(plan) if fused.get(name)]

@@ -282,6 +282,21 @@ class Usage:
                 )
             )
 
+    def optimizer_of_no_table(self) -> None:
+        """By a plan the dense optimizer steps every table."""
+        written = self._registry.written("train", "optimizer")
+        if options := [name for name in written if name.startswith("tables")]:
+            self._give(
+                Unused(
+                    what=f"train: {listed(f'optimizer.{name}' for name in options)}",
+                    why="the plan has every table data-parallel, or with the dense kernel, where "
+                    "the dense optimizer steps it",
+                    cure=f"Take {'them' if len(options) > 1 else 'it'} out, and choose "
+                    "`train.optimizer.dense` for tables too; or constrain tables to another type, "
+                    "as `sharding_types: [table_wise]`.",
+                )
+            )
+
     def not_stepped(self, optimizer: Choice, left: int, of: int) -> None:
         """An optimizer was made of only some of the parameters that it was handed."""
         if left:
