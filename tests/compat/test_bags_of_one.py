@@ -33,6 +33,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import bags_of_one
 from recd_plugins.compat.bags_of_one import FEWEST_IDS, OWN, look_up_as_bags
+from recd_plugins.compat.versions import fbgemm_minor
 from recd_plugins.compat.torchrec import fused_kernels
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
@@ -89,6 +90,12 @@ def trained(kernel: SplitTableBatchedEmbeddingBagsCodegen, wrong: bool) -> list[
     return [*out, *kernel.split_embedding_weights(), *states]
 
 
+@pytest.fixture(autouse=True)
+def fast_bags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bags of one are tried with any fbgemm, however fast it steps their rows."""
+    monkeypatch.setattr(bags_of_one, "SLOW_FROM", 99)
+
+
 @pytest.mark.parametrize("wrong", [False, True], ids=["ids of rows", "others among them"])
 @pytest.mark.parametrize("options", [{}, {"gradient_clipping": True, "max_gradient": 0.3}])
 @pytest.mark.parametrize("kind", ["EXACT_SGD", "EXACT_ROWWISE_ADAGRAD", "EXACT_ADAGRAD"])
@@ -123,6 +130,17 @@ def test_an_id_of_no_row_is_found_in_its_own_table(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError, match="idx < num_rows"):
         kernel(indices=ids, offsets=offsets)
     assert len(kernel(*lookup(1))) == len(lookup(1)[0])  # it yields rows again
+
+
+@pytest.mark.parametrize(("kind", "left"), [("EXACT_ROWWISE_ADAGRAD", True), ("EXACT_SGD", False)])
+def test_where_fbgemm_steps_rows_of_bags_slowly_they_stay_rows(
+    kind: str, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bags_of_one, "SLOW_FROM", fbgemm_minor())
+    kernel = kernel_of(EmbOptimType[kind])
+    (why,) = look_up_as_bags(kernel).values()
+    assert why.startswith("fbgemm 1.9 and newer step") if left else why == ""
+    assert len(kernel._forward_pre_hooks) == (not left)
 
 
 DECAYS = "with weight decay the two kernels train rows in different ways"
@@ -334,7 +352,9 @@ def said_of_rows() -> list[str]:
     plan = stack.plan(model, constraints={"of_items": by_rows, "of_users": by_rows})
     said = [stack.explain()]
     cpu = torch.device("cpu")
-    DistributedModelParallel(model, device=cpu, plan=plan, sharders=stack.sharders())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bags_of_one, "SLOW_FROM", 99)  # where a test's own does not reach
+        DistributedModelParallel(model, device=cpu, plan=plan, sharders=stack.sharders())
     said.append(stack.explain())
     return [line for one in said for line in one.splitlines() if line.startswith("lookups of rows")]
 

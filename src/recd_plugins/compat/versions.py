@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from recd_plugins.errors import VersionError
 
-__all__ = ["check_age", "check_versions", "installed_versions"]
+__all__ = ["check_age", "check_versions", "fbgemm_minor", "installed_versions"]
 
 FBGEMM = ("fbgemm-gpu", "fbgemm-gpu-cpu")
 OFFSET = 5
@@ -28,6 +28,12 @@ def installed_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def fbgemm_minor() -> int:
+    """The minor version of fbgemm; 0 where it is installed under another name."""
+    found = installed_versions()
+    return next((_minor(found[name]) for name in FBGEMM if name in found), 0)
 
 
 def check_versions(found: Mapping[str, str]) -> None:
