@@ -1,4 +1,4 @@
-"""What the processor knows of a device's rows: who needs it has not to wait for the device."""
+"""What the processor already knows of a device's rows: whoever needs it need not wait."""
 
 from __future__ import annotations
 
