@@ -52,7 +52,15 @@ def measure(
             figures.append(second_job(folder, rounds, **sizes))
             if not MISSING:
                 figures.append(beside_ray_data(folder, rounds, **sizes))
-            figures.append(stalls(folder, rounds, **sizes))
+            # In a short epoch the workers begin for much of its time.
+            figures.append(
+                stalls(
+                    folder,
+                    rounds,
+                    samples=samples if quick else 4 * samples,
+                    batch_size=BATCH_SIZE,
+                )
+            )
             figures.append(stall(folder, few, **small))
             figures.append(coordinator_load(calling, seconds))
         else:
