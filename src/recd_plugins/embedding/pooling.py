@@ -48,8 +48,8 @@ class DedupPooling(nn.Module):
     - Without a query, or a use for it (`needs_query = False`), it runs on the unique samples;
       so it does on a query that is `Unexpanded` by the same lookup. The result [B, D] is
       `Unexpanded` too.
-    - Where no sample repeats another, nothing is copied and nothing shared: the pooling runs as
-      it is.
+    - Where no sample repeats another, on a CPU, nothing is copied and nothing shared: the pooling
+      runs as it is.
     - Where it normalises over the samples of a batch, keeps numbers of all that it is handed, or
       draws at random while it trains, it runs on the expansion, since unique samples would give
       another result. A pooling says by `draws_once = True` that what it draws may be shared. It

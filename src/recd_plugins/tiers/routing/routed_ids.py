@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,10 @@ class Segments:
     """The number of ids that each feature has; they sum to N."""
     tables: tuple[int, ...]
     """Each feature's table, by its number in the router; -1 for one that it does not know."""
+
+    def of_each(self, numbers: Sequence[int]) -> list[int]:
+        """[F]: the number that each feature's table has among `numbers`; 0 where it is unknown."""
+        return [numbers[table] if table >= 0 else 0 for table in self.tables]
 
 
 class Hits(NamedTuple):

@@ -92,7 +92,8 @@ class Router:
         *parts, outside = _route(
             ids.contiguous().numpy(),
             np.array(segments.lengths, np.int64),
-            *self._rows_of(segments),
+            np.array(segments.of_each(self._starts), np.int64),
+            np.array(segments.of_each(self._num_rows), np.int64),
             *self._listed.of_tables(segments.tables),
             self._listed.slots,
             self._listed.number_of_slot,
@@ -112,14 +113,6 @@ class Router:
             int(outside),
             missed_lengths.tolist(),
         )
-
-    def _rows_of(self, segments: Segments) -> tuple[I64, I64]:
-        """Each feature's table: its first row in the space of rows [F], and how many it has (or 0)
-        [F]."""
-        tables = segments.tables
-        starts = [self._starts[table] if table >= 0 else 0 for table in tables]
-        sizes = [self._num_rows[table] if table >= 0 else 0 for table in tables]
-        return np.array(starts, np.int64), np.array(sizes, np.int64)
 
 
 class _Listed:

@@ -2,7 +2,7 @@
 
 All tables lie one after another in one space of rows. Each tier keeps its rows in that space
 sorted, 8 bytes each, and a row's place among them is its position in the tier. A binary search is
-one call of torch's, where a bitmap ([router](router.py)) would take forty to count its bits: the
+one call of torch's, where a bitmap (`router.py`) would take forty to count its bits: the
 processor takes longer to launch them than a GPU to search.
 """
 
@@ -45,11 +45,9 @@ class SortedRouter:
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """Find the rows of `ids` [N] int64, which are waited for once. Ids of no row miss, and are
         counted."""
-        tables, device = segments.tables, ids.device
-        starts = [self._starts[table] if table >= 0 else 0 for table in tables]
-        sizes = [self._num_rows[table] if table >= 0 else 0 for table in tables]
+        starts, sizes = segments.of_each(self._starts), segments.of_each(self._num_rows)
         ends = [*accumulate(segments.lengths)]
-        numbers = numbers_on(device, [segments.lengths, starts, sizes, ends])
+        numbers = numbers_on(ids.device, [segments.lengths, starts, sizes, ends])
         lengths, ends_of = numbers[0], numbers[3]
         starts_of, sizes_of = numbers[1:3].repeat_interleave(lengths, 1, output_size=len(ids))
         known = (ids >= 0) & (ids < sizes_of)
