@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.wired_numbers import ALIGNED, NARROW, Narrowed, widen
+from recd_plugins.data.wired_numbers import NARROW, Layout, Narrowed, Stored
 from recd_plugins.errors import DataError, PluginError, so_many
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -46,11 +45,9 @@ WIRED_SCHEMA = pa.schema([("head", pa.large_binary()), ("body", pa.large_binary(
 that equals the previous row's is left out."""
 TENSORS = ("dense", "labels", "weights")
 KEPT = ("labels", "weights")
-"""Tensors that trainers keep for their metrics: each gets memory of its own, because a view would
+"""Tensors that trainers keep for their metrics: they have memory of their own, because a view would
 keep the body alive, and all bodies that came with it."""
 MOST_DIMENSIONS = 8
-LARGEST = 1 << 30
-"""The most bytes that a tensor may have."""
 HEADS = 32
 """How many heads are remembered: those of a job's batches differ only if numbers need more
 bytes."""
@@ -148,54 +145,8 @@ def _heads(records: Sequence[pa.RecordBatch]) -> pa.Array:
     return pa.array([b"" if one == before else one for before, one in pairs], pa.large_binary())
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-class _Sent(NamedTuple):
-    """What the head says of a tensor."""
-
-    name: str
-    wide: np.dtype[Any]
-    """The type of its numbers."""
-    narrow: np.dtype[Any] | None
-    """The type that they have in the body; None if all are the same number, which is sent once."""
-    dimensions: int
-
-    def coming(self) -> _Coming:
-        """The same, for the reader."""
-        stored = self.narrow or self.wide
-        return _Coming(
-            self.name,
-            self.wide,
-            self.dimensions,
-            self.wide.itemsize,
-            stored.itemsize,
-            stored.kind == "i",
-            self.narrow is None,
-            self.narrow is None or self.narrow != self.wide or self.name in KEPT,
-        )
-
-
-class _Coming(NamedTuple):
-    """What a reader has to know of a tensor."""
-
-    name: str
-    wide: np.dtype[Any]
-    dimensions: int
-    size: int
-    """The bytes of each number."""
-    stored: int
-    """The bytes of each number in the body."""
-    signed: bool
-    alone: bool
-    """Whether one number stands for all."""
-    copied: bool
-    """Whether it has memory of its own in any case."""
-
-
 class _Head(NamedTuple):
-    tensors: tuple[_Sent, ...]
+    tensors: tuple[Stored, ...]
     keys: tuple[tuple[str, tuple[str, ...]], ...]
     """The keys of each KJT, by its name."""
     dedup: str | None
@@ -210,10 +161,18 @@ def _written(head: _Head) -> bytes:
     return json.dumps(head._asdict(), default=lambda kind: kind.str).encode()
 
 
+class _Form(NamedTuple):
+    """What is known of a batch once its head was read."""
+
+    head: _Head
+    layout: Layout
+    keys: dict[str, tuple[str, ...]]
+
+
 @lru_cache(HEADS)
-def _read(text: bytes) -> tuple[_Head, tuple[_Coming, ...]]:
-    """The head that was written, and what has to be read of each tensor; raises an error for
-    anything that is not a head, or names unknown types."""
+def _read(text: bytes) -> _Form:
+    """The head that was written; raises an error for anything that is not a head, or names unknown
+    types."""
     found = json.loads(text)
     head = _Head(
         tensors=tuple(map(_sent, found["tensors"])),
@@ -222,16 +181,17 @@ def _read(text: bytes) -> tuple[_Head, tuple[_Coming, ...]]:
         groups=tuple(map(tuple, found["groups"])),
         hot_under=found["hot_under"],
     )
+    keys = dict(head.keys)
     if head.dedup == "ikjt":
-        check_groups(head.groups, list(dict(head.keys)["dedup"]))
-        if dict(head.keys)["dedup"] != tuple(chain(*head.groups)):
+        check_groups(head.groups, list(keys["dedup"]))
+        if keys["dedup"] != tuple(chain(*head.groups)):
             raise ValueError(f"its keys are not those of its groups {head.groups}")
-    return head, tuple(one.coming() for one in head.tensors)
+    return _Form(head, Layout(head.tensors, kept=KEPT), keys)
 
 
-def _sent(found: Any) -> _Sent:
+def _sent(found: Any) -> Stored:
     name, wide, narrow, dimensions = found
-    one = _Sent(name, np.dtype(wide), None if narrow is None else np.dtype(narrow), dimensions)
+    one = Stored(name, np.dtype(wide), None if narrow is None else np.dtype(narrow), dimensions)
     fewer = [kind for kind in NARROW if kind.itemsize < one.wide.itemsize]
     if one.wide.kind not in "iu" or one.wide.itemsize not in (4, 8):
         fewer = []
@@ -280,7 +240,7 @@ class _Packed:
     def record(self, dedup: str | None, groups: Groups, hot_under: str | None) -> pa.RecordBatch:
         """All of it as a record, with memory of its own."""
         numbers = Narrowed(self._tensors)
-        tensors = map(_Sent, self._names, numbers.types, numbers.stored, map(len, self._shapes))
+        tensors = map(Stored, self._names, numbers.types, numbers.stored, map(len, self._shapes))
         head = _Head(tuple(tensors), tuple(self._keys), dedup, groups, hot_under)
         body = numbers.body([*chain.from_iterable(self._shapes)])
         columns = [_one_binary(pa.py_buffer(part)) for part in (_written(head), body)]
@@ -288,13 +248,17 @@ class _Packed:
 
 
 @kernel
-def _add_up(lengths: Numbers, total: int) -> bool:
-    """Whether these are lengths of rows with this number of ids in all."""
+def _add_up(lengths: Numbers, total: int, counts: Numbers) -> bool:
+    """Whether these are lengths of rows with this number of ids in all; writes how many ids each
+    key has."""
     left = total
-    for length in lengths:
-        if not 0 <= length <= left:
-            return False
-        left -= length
+    for key in range(len(lengths)):
+        before = left
+        for length in lengths[key]:
+            if not 0 <= length <= left:
+                return False
+            left -= length
+        counts[key] = before - left
     return left == 0
 
 
@@ -320,15 +284,8 @@ def _bodies(record: pa.RecordBatch) -> list[Tensor]:
     return [whole[first:stop] for first, stop in pairwise(borders)]
 
 
-def _memory(size: int) -> tuple[int, Numbers]:
-    """Bytes at an address where torch would put a tensor, and that address: with floats that are
-    aligned otherwise, sums differ in their last bits."""
-    found = torch.empty(size, dtype=torch.uint8)
-    return found.data_ptr(), found.numpy()
-
-
 def _batch(head: bytes, body: Tensor) -> tuple[Batch, int]:
-    found = _Unpacked(*_read(head), body)
+    found = _Unpacked(_read(head), body)
     dense, labels, weights = (found.tensor(name) for name in TENSORS)
     if not len(dense) == len(labels) == len(weights):
         raise ValueError(f"it has {len(dense)}, {len(labels)} and {len(weights)} rows")
@@ -338,7 +295,7 @@ def _batch(head: bytes, body: Tensor) -> tuple[Batch, int]:
         labels=labels,
         weights=weights,
         dedup=found.dedup(len(labels)),
-        hot_under=found.head.hot_under,
+        hot_under=found.form.head.hot_under,
     )
     return batch, found.num_bytes
 
@@ -346,68 +303,25 @@ def _batch(head: bytes, body: Tensor) -> tuple[Batch, int]:
 class _Unpacked:
     """The tensors of a body, each checked against its size."""
 
-    def __init__(self, head: _Head, tensors: Sequence[_Coming], body: Tensor) -> None:
-        self.head = head
-        self._keys = dict(head.keys)
-        self._numbers: dict[str, Numbers] = {}
-        self.num_bytes = 0
-        numbers, size = body.numpy(), body.numel()
-        aligned = body.data_ptr() % ALIGNED == 0
-        num_sides = sum(one.dimensions for one in tensors)
-        sides = np.frombuffer(numbers, np.int64, num_sides).tolist()
-        at, first = 0, _aligned(8 * num_sides)
-        copied: list[tuple[_Coming, list[int], int, int]] = []
-        for one in tensors:
-            shape = sides[at : at + one.dimensions]
-            at += one.dimensions
-            count = prod(shape)
-            self.num_bytes += count * one.size
-            if min(shape, default=0) < 0 or self.num_bytes > LARGEST:
-                raise ValueError(
-                    f"with {one.name}, of shape {shape}, it takes over {LARGEST} bytes"
-                )
-            stop = first + (one.stored if one.alone else count * one.stored)
-            if stop > size:
-                raise ValueError(f"{one.name} reaches beyond the {size} bytes that are there")
-            if aligned and not one.copied:
-                self._numbers[one.name] = np.ndarray(shape, one.wide, numbers, first)
-            else:
-                copied.append((one, shape, count, first))
-            first = _aligned(stop)
-        if first != size:
-            raise ValueError(f"it has {size} bytes, but its tensors {first}")
-        self._copy(numbers, copied)
-
-    def _copy(self, body: Numbers, copied: Sequence[tuple[_Coming, list[int], int, int]]) -> None:
-        """Copy numbers, or the one that stands for all, in their original types: those of features
-        into one block of memory, and each other tensor, which may be kept longer, into memory of
-        its own."""
-        room = sum(_aligned(n * one.size) for one, _, n, _ in copied if one.name not in TENSORS)
-        features, begin = _memory(room), 0
-        jobs = []
-        for one, shape, count, first in copied:
-            own = one.name in TENSORS
-            memory, at = (_memory(count * one.size), 0) if own else (features, begin)
-            address, numbers = memory
-            self._numbers[one.name] = np.ndarray(shape, one.wide, numbers, at)
-            source = (first, count, one.stored, one.signed, one.alone)
-            jobs.append((*source, address + at, one.size))
-            begin += 0 if own else _aligned(count * one.size)
-        widen(body, jobs)
+    def __init__(self, form: _Form, body: Tensor) -> None:
+        self.form = form
+        numbers, self.num_bytes = form.layout.numbers(body)
+        names = (one.name for one in form.head.tensors)
+        self._numbers = dict(zip(names, numbers, strict=True))
 
     def tensor(self, name: str) -> Tensor:
         return torch.from_numpy(self._numbers[name])
 
     def kjt(self, name: str) -> KeyedJaggedTensor:
-        keys, values = self._keys[name], self._numbers[f"{name}.values"]
+        keys, values = self.form.keys[name], self._numbers[f"{name}.values"]
         lengths, weights = self._numbers[f"{name}.lengths"], self._numbers.get(f"{name}.weights")
         if lengths.dtype.kind not in "iu" or lengths.ndim != 2 or len(lengths) != len(keys):
             raise ValueError(
                 f"{name}: its lengths are {lengths.dtype} of shape {lengths.shape}, for "
                 f"{so_many(len(keys), 'key')}"
             )
-        total = len(values)
-        if not _add_up(lengths.reshape(-1), total):
+        total, counts = len(values), np.empty(len(keys), np.int64)
+        if not _add_up(lengths, total, counts):
             raise ValueError(f"{name}: its lengths do not add up to its {total} ids")
         whole = values.dtype.kind in "iu" and values.ndim == 1
         if not whole or (weights is not None and weights.shape != values.shape):
@@ -418,11 +332,11 @@ class _Unpacked:
             lengths=torch.from_numpy(lengths.reshape(-1)),
             weights=None if weights is None else torch.from_numpy(weights),
             stride=lengths.shape[1],
-            length_per_key=self._length_per_key(name, lengths),
+            length_per_key=self._length_per_key(name, counts.tolist()),
         )
 
     def dedup(self, batch_size: int) -> Any:
-        match self.head.dedup:
+        match self.form.head.dedup:
             case None:
                 return None
             case "kjt":
@@ -441,24 +355,19 @@ class _Unpacked:
         )
         if counts.dtype != INT64 or {codes.dtype.kind, runs.dtype.kind} - {*"iu"}:
             raise ValueError("its unique counts or lookups are no integers")
-        groups, kjt = self.head.groups, self.kjt("dedup")
-        if counts.shape != (len(groups),) or kjt.stride() != counts.max():
-            raise ValueError(f"{len(groups)} groups have {counts.tolist()} unique samples")
+        groups, kjt = self.form.head.groups, self.kjt("dedup")
+        unique_counts = tuple(counts.tolist())
+        if counts.shape != (len(groups),) or kjt.stride() != max(unique_counts):
+            raise ValueError(f"{len(groups)} groups have {[*unique_counts]} unique samples")
         lookup = lookup_of_runs(codes, runs, counts, batch_size)
-        return InverseKeyedJaggedTensor(
-            kjt, torch.from_numpy(lookup), groups, tuple(counts.tolist())
-        )
+        return InverseKeyedJaggedTensor(kjt, torch.from_numpy(lookup), groups, unique_counts)
 
-    def _length_per_key(self, name: str, lengths: Numbers) -> list[int] | None:
+    def _length_per_key(self, name: str, there: list[int]) -> list[int] | None:
         """The number of ids that each key has, if the sender knew it; checked against the ids that
         are there."""
         counts = self._numbers.get(f"{name}.length_per_key")
         if counts is None:
             return None
-        there = lengths.sum(axis=1, dtype=np.int64)
-        if not np.array_equal(counts, there):
-            raise ValueError(
-                f"{name}: its keys have {there.tolist()} ids, and not {counts.tolist()}"
-            )
-        found: list[int] = there.tolist()
-        return found
+        if counts.tolist() != there:
+            raise ValueError(f"{name}: its keys have {there} ids, and not {counts.tolist()}")
+        return there

@@ -7,8 +7,8 @@ lock, and in a worker others wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import PluginError
 from recd_plugins.sparse.rows.memory import array8, array32, array64
 
-__all__ = ["ALIGNED", "NARROW", "Narrowed", "widen"]
+__all__ = ["ALIGNED", "NARROW", "Layout", "Narrowed", "Stored"]
 
 Numbers = NDArray[Any]
 I64 = NDArray[np.int64]
@@ -35,6 +35,11 @@ of them as they are."""
 LEAST = np.array([np.iinfo(kind).min for kind in INTEGERS])
 MOST = np.array([np.iinfo(kind).max for kind in INTEGERS])
 SIZES = np.array([kind.itemsize for kind in NARROW])
+LARGEST = 1 << 30
+"""The most bytes that the tensors of a body may have in memory."""
+IN_BODY, COPIED, KEPT = range(3)
+"""Whose memory the numbers of a tensor have: the body's, that of the copies, or that of the copies
+which are kept."""
 BYTES, WHOLE = 0, 1
 """The kinds of numbers: those whose bits are compared, and integers."""
 KINDS = {torch.int32: WHOLE, torch.int64: WHOLE}
@@ -84,13 +89,75 @@ class Narrowed:
         return body
 
 
-def widen(body: Numbers, jobs: Sequence[tuple[int, int, int, bool, bool, int, int]]) -> None:
-    """Copy numbers out of a body. Given for each tensor: where its numbers begin there, how many
-    there should be, the bytes of each number there, whether some may be negative, whether one
-    stands for all, the address to copy them to, and the bytes of each number at that address: as
-    many, or 4 or 8."""
-    if jobs:
-        _widen(body, np.array(jobs, np.int64))
+class Stored(NamedTuple):
+    """What a head says of a tensor in a body."""
+
+    name: str
+    wide: np.dtype[Any]
+    """The type of its numbers."""
+    narrow: np.dtype[Any] | None
+    """The type that they have in the body; None if all are the same number, which is sent once."""
+    dimensions: int
+
+
+class Layout:
+    """How the tensors of a head lie in each body that comes with it.
+
+    Numbers are copied where they have another type in the body, or are not aligned there. Copies
+    share one block of memory, but those of the tensors that are `kept`, which are always copied,
+    have another: a trainer that keeps them keeps nothing else.
+    """
+
+    def __init__(self, tensors: Sequence[Stored], *, kept: Container[str]) -> None:
+        self._tensors = tensors
+        self._num_sides = sum(one.dimensions for one in tensors)
+        rows = []
+        for one in tensors:
+            stored, apart = one.narrow or one.wide, one.name in kept
+            sizes = one.wide.itemsize, stored.itemsize
+            kinds = stored.kind == "i", one.narrow is None, apart or one.narrow != one.wide, apart
+            rows.append((one.dimensions, *sizes, *kinds))
+        self._table = np.array(rows, np.int64).reshape(-1, 7)
+        """By tensor: its dimensions, the bytes of a number in memory and in the body, and whether
+        it is signed, one stands for all, it is copied in any case, and kept."""
+
+    def numbers(self, body: Tensor) -> tuple[list[Numbers], int]:
+        """The numbers of each tensor, and how many bytes they have in their own types; raises
+        `ValueError` if a body has others than these."""
+        source = body.numpy()
+        if len(source) < 8 * self._num_sides:
+            raise ValueError(f"it has {len(source)} bytes, which its sizes alone need")
+        shapes = source[: 8 * self._num_sides].view(np.int64)
+        places = np.empty((len(self._table) + 1, 4), np.int64)
+        wrong = _find(source, shapes, self._table, body.data_ptr() % ALIGNED == 0, places)
+        sides = shapes.tolist()
+        if wrong >= 0:
+            raise ValueError(self._why(wrong, sides, len(source)))
+        *found, (_, room, num_bytes, room_of_kept) = places.tolist()
+        # Aligned as torch's own: with floats that lie otherwise, sums differ in their last bits.
+        blocks = [torch.empty(size, dtype=torch.uint8) for size in (room, room_of_kept)]
+        memories = [source, *(block.numpy() for block in blocks)]
+        numbers, at = [], 0
+        for (_, wide, _, dimensions), (_, first, _, whose) in zip(
+            self._tensors, found, strict=True
+        ):
+            shape = sides[at : at + dimensions]
+            at += dimensions
+            numbers.append(np.ndarray(shape, wide, memories[whose], first))
+        _widen(source, self._table, places, *(block.data_ptr() for block in blocks))
+        return numbers, num_bytes
+
+    def _why(self, wrong: int, sides: Sequence[int], size: int) -> str:
+        """Why a body of this size has other tensors: the first of them that does not fit, or all
+        together."""
+        if wrong == len(self._tensors):
+            return f"it has {size} bytes, and its tensors do not end there"
+        first = sum(one.dimensions for one in self._tensors[:wrong])
+        one = self._tensors[wrong]
+        return (
+            f"with {one.name}, of shape {[*sides[first : first + one.dimensions]]}, it takes over "
+            f"the {size} bytes that are there, or over {LARGEST} in memory"
+        )
 
 
 @kernel
@@ -175,18 +242,53 @@ def _narrow(numbers: Numbers, size: int, out: Numbers) -> None:
 
 
 @kernel
-def _widen(body: Numbers, jobs: I64) -> None:
-    for job in range(len(jobs)):
-        begin, count, stored, signed, alone = jobs[job, :5]
-        place = jobs[job, 4:].copy()
-        place[0], place[1] = jobs[job, 5], count
-        place[2] = size = jobs[job, 6]
+def _find(body: Numbers, sides: I64, table: I64, aligned: bool, places: I64) -> int:
+    """Write where the numbers of each tensor begin in the body, and in the memory that they are to
+    have, how many there are, and whose memory that is; in the last row, where the body ends, the
+    bytes of all tensors, and those of both blocks of copies. Returns the first tensor that does not
+    fit, one behind the last if the body does not end with them, or -1."""
+    first = (8 * len(sides) + ALIGNED - 1) // ALIGNED * ALIGNED
+    side = num_bytes = 0
+    rooms = np.zeros(3, np.int64)
+    for t in range(len(table)):
+        dimensions, size, stored, _, alone, copied, kept = table[t]
+        count = 1
+        for _ in range(dimensions):
+            if not 0 <= sides[side] <= LARGEST or count > LARGEST:
+                return t
+            count *= sides[side]
+            side += 1
+        num_bytes += min(count, LARGEST + 1) * size
+        stop = first + (1 if alone else min(count, LARGEST + 1)) * stored
+        if num_bytes > LARGEST or stop > len(body):
+            return t
+        whose = IN_BODY if aligned and not copied else KEPT if kept else COPIED
+        places[t] = first, first if whose == IN_BODY else rooms[whose], count, whose
+        rooms[whose] += (count * size + ALIGNED - 1) // ALIGNED * ALIGNED
+        first = (stop + ALIGNED - 1) // ALIGNED * ALIGNED
+    places[-1] = first, rooms[COPIED], num_bytes, rooms[KEPT]
+    return -1 if first == len(body) else len(table)
+
+
+@kernel
+def _widen(body: Numbers, table: I64, places: I64, copies: int, kept: int) -> None:
+    """Copy the numbers that are not used where they lie in the body to the blocks at two
+    addresses."""
+    for t in range(len(table)):
+        size, stored, signed, alone = table[t, 1], table[t, 2], table[t, 3], table[t, 4]
+        begin, to, count, whose = places[t]
+        if whose == IN_BODY:
+            continue
+        place = np.array([(kept if whose == KEPT else copies) + to, count, size])
         source = body[begin : begin + (1 if alone else count) * stored]
-        if alone:
+        if alone and size == 8:
+            array64(place)[:] = source.view(np.int64)[0]
+        elif alone and size == 4:
+            array32(place)[:] = source.view(np.int32)[0]
+        elif alone:
             out = array8(place)
-            for i in range(count):
-                for byte in range(size):
-                    out[i * size + byte] = source[byte]
+            for i in range(len(out)):
+                out[i] = source[i % size]
         elif stored == size:
             array8(place)[:] = source
         elif size == 8:
