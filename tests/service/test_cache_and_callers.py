@@ -22,7 +22,7 @@ import pytest
 from service_jobs import stack_of, until
 
 from benchmarks.service.proxy import Proxy
-from recd_dsi.service.buffer import Buffer, DiskCache, Key
+from recd_dsi.service.buffer import Buffer, DiskCache, Key, size_of
 from recd_dsi.service.calls import Caller
 from recd_dsi.service.coordinator import MOST_INTERVAL, SILENCE, Coordinator, Members
 from recd_dsi.service.coordinator_callers import join, watch_members
@@ -58,7 +58,7 @@ def key(number: int) -> Key:
 
 
 def test_what_memory_has_no_room_for_is_on_disk_within_its_bound(tmp_path: Path) -> None:
-    size, most = record(0).nbytes, 10 * record(0).nbytes
+    size, most = size_of(record(0)), 10 * size_of(record(0))
     buffer = Buffer(2 * size, DiskCache(tmp_path, most))
     for number in range(40):
         buffer.put(key(number), record(number), wanted=False)
@@ -75,7 +75,7 @@ def test_what_others_keep_in_the_folder_of_a_cache_stays(tmp_path: Path) -> None
     theirs = tmp_path / "notes.txt"
     theirs.write_bytes(bytes(100_000))
     os.utime(theirs, (0, 0))  # older than any batch
-    cache = DiskCache(tmp_path, 10 * record(0).nbytes)
+    cache = DiskCache(tmp_path, 10 * size_of(record(0)))
     for number in range(40):
         cache.put(key(number), record(number))
     assert (tmp_path / "models").is_dir()
@@ -91,7 +91,7 @@ def test_a_cache_where_no_folder_can_be_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_made_ahead_never_goes_for_what_is_made_behind_it() -> None:
-    size = record(0).nbytes
+    size = size_of(record(0))
     buffer, made = Buffer(10 * size + size // 2, None), 0
     while buffer.has_room() and made < 100:
         buffer.put(key(made), record(made), wanted=True)
@@ -107,7 +107,7 @@ def test_what_is_made_ahead_never_goes_for_what_is_made_behind_it() -> None:
 
 def test_what_others_have_ahead_goes_before_what_is_made_beside_it() -> None:
     """A silent client has all memory: a window's batches are there together even so."""
-    size = record(0).nbytes
+    size = size_of(record(0))
     buffer = Buffer(4 * size, None)
     for epoch, number in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2)]:
         buffer.put(key(number)._replace(epoch=epoch), record(number), wanted=True)
@@ -247,7 +247,7 @@ def test_what_a_call_has_waited_for_in_vain_is_made_in_its_turn(tables: Path) ->
     assert not maker._demands  # both calls have waited for the last batch, for a while
     job.gate.release(2)
     until(lambda: maker.made == 4)
-    assert buffer.wanted_bytes == 2 * batch_to_record(batch).nbytes  # nobody has asked for them
+    assert buffer.wanted_bytes == 2 * size_of(batch_to_record(batch))  # nobody has asked for them
     maker.close()
 
 
@@ -330,7 +330,7 @@ def test_what_was_made_for_a_client_that_asks_no_more_makes_room_first(
 ) -> None:
     loader = loader_of(tables)
     batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
-    size, job = batch_to_record(batch).nbytes, Gated(batch)
+    size, job = size_of(batch_to_record(batch)), Gated(batch)
     buffer = Buffer(4 * size, None)
     maker = Maker(buffer)
     asked = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=1, client="gone")
@@ -354,7 +354,7 @@ def test_what_a_client_has_had_is_not_made_again_once_it_made_room(tables: Path)
     loader = loader_of(tables)
     batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
     job = Gated(batch)
-    buffer = Buffer(4 * batch_to_record(batch).nbytes, None)
+    buffer = Buffer(4 * size_of(batch_to_record(batch)), None)
     maker = Maker(buffer)
     ahead = ((0, 4),)
     one = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=4, client="", ahead=ahead)

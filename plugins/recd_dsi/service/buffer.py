@@ -21,7 +21,7 @@ import pyarrow as pa
 from recd_dsi.service.calls import LARGEST_ANSWER
 from recd_plugins.api import CapabilityError, NoticeWarning
 
-__all__ = ["Buffer", "DiskCache", "Key"]
+__all__ = ["Buffer", "DiskCache", "Key", "size_of"]
 
 FORM = "head and narrow body, checked with its name"
 """The form of records in files; records in another form are those of other versions."""
@@ -46,6 +46,13 @@ class Key(NamedTuple):
         """A file name."""
         text = "-".join(map(str, (FORM, *self)))
         return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def size_of(record: pa.RecordBatch) -> int:
+    """The bytes of a batch. To count them as its `nbytes` gives up Python's lock, for which a
+    worker's threads then wait."""
+    found: int = record.get_total_buffer_size()
+    return found
 
 
 class Buffer:
@@ -73,7 +80,7 @@ class Buffer:
         with self._lock:
             record = self._wanted.pop(key, None)
             if record is not None:
-                self.wanted_bytes -= record.nbytes
+                self.wanted_bytes -= size_of(record)
             else:
                 record = self._given.get(key)
             if record is not None:
@@ -104,7 +111,7 @@ class Buffer:
         """Keep a batch; those requested longest ago make room, and go to the folder if there is
         one."""
         gone: list[tuple[Key, pa.RecordBatch]] = []
-        size = record.nbytes
+        size = size_of(record)
         with self._lock:
             if key in self._wanted or key in self._given:
                 return
@@ -115,8 +122,8 @@ class Buffer:
             while self.bytes > self._most and (other := self._least(key)) is not None:
                 kept = self._given if other in self._given else self._wanted
                 out = kept.pop(other)
-                self.bytes -= out.nbytes
-                self.wanted_bytes -= out.nbytes if kept is self._wanted else 0
+                self.bytes -= size_of(out)
+                self.wanted_bytes -= size_of(out) if kept is self._wanted else 0
                 if self._disk is not None:
                     self._leaving[other] = out
                     gone.append((other, out))
@@ -133,7 +140,7 @@ class Buffer:
             for key in [key for key in self._wanted if key[:3] == stream]:
                 record = self._given[key] = self._wanted.pop(key)
                 self._given.move_to_end(key, last=False)
-                self.wanted_bytes -= record.nbytes
+                self.wanted_bytes -= size_of(record)
 
     def _least(self, latest: Key) -> Key | None:
         """The batch that makes room first, except the latest: the one requested longest ago, else
@@ -215,7 +222,7 @@ class DiskCache:
                 stacklevel=2,
             )
             return
-        self._written += record.nbytes
+        self._written += size_of(record)
         if self._written > self._most // 8:
             self._written = 0
             self._shrink()

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from recd_dsi.service.buffer import Buffer, Key
+from recd_dsi.service.buffer import Buffer, Key, size_of
 from recd_dsi.service.job import MOST_BATCHES, BatchJob, Request
 from recd_plugins.api import DataError, PluginError, RecdError
 from recd_plugins.api.batch import Batch, RankBatches, batch_to_record
@@ -86,7 +86,7 @@ class Maker:
     def batches(self, job: OpenJob, request: Request, first: int) -> list[pa.RecordBatch]:
         """A batch, from the buffer or made now, and later ones that are there, or will be soon."""
         found = [self._batch(job, request, first, WAIT)]
-        size = found[0].nbytes
+        size = size_of(found[0])
         most = min(TOGETHER, max(1, TOGETHER_BYTES // size))
         last = min(first + most, request.stop) - 1
         # A waiting trainer already has some batches of the request: as many more come together.
@@ -98,7 +98,7 @@ class Maker:
                 there[until] = self._batch(job, request, until, LINGER)
         for batch in range(first + 1, last + 1):
             record = there.get(batch) or self._buffer.get(Key(*request.stream, batch))
-            size += 0 if record is None else record.nbytes
+            size += 0 if record is None else size_of(record)
             if record is None or size > TOGETHER_BYTES:
                 break
             found.append(record)
