@@ -187,3 +187,36 @@ def test_who_asks_for_none_is_told_nothing_to_mend(table, tmp_path, recwarn):
     assert stack.groups == ()
     assert stack.explain().startswith("dedup: none, so that every feature stays a plain KJT")
     assert not [one for one in recwarn if "is not used" in str(one.message)]
+
+
+def test_groups_of_what_preprocess_makes_say_what_to_name_instead(table, tmp_path):
+    bucketize = {"use": "bucketize", "features": ["dense_0"], "borders": [0]}
+    grams = {"use": "n_gram", "of": ["seen", "bought"], "into": "grams", "modulo": 9}
+    pairs = {"use": "cartesian", "left": "grams", "right": "item", "into": "pairs", "modulo": 9}
+
+    def groups(*named, dataset):
+        registry = {
+            "plugins": ["recd_dedup", "recd_dlrm", "recd_dsi"],
+            "dataset": dataset,
+            "folder": str(tmp_path),
+            "preprocess": [bucketize] if dataset == RANDOM else [grams, pairs],
+            "dedup": {"use": "exact", "groups": [named]},
+        }
+        return recd_plugins.load(registry).groups
+
+    read = {"use": "parquet", "train": str(table.path), "test": str(table.path)}
+    with pytest.raises(RegistryError) as refused:
+        groups("pairs", dataset=read)
+    assert str(refused.value).endswith(
+        "dedup.groups: 'pairs' is a feature that `preprocess` makes of item, seen, bought. Groups "
+        "are of the features that come to `preprocess`: name item, seen, bought in one group, "
+        "which pairs then joins by itself. Known: bought, item, seen."
+    )
+    assert groups("seen", "bought", "item", dataset=read) == (
+        ("seen", "bought", "item", "grams", "pairs"),
+    )
+    with pytest.raises(RegistryError, match=r"makes of dense_0\. .*: take dense_0_bucket out"):
+        groups("dense_0_bucket", dataset=RANDOM)
+
+
+RANDOM = {"use": "random", "samples": 20}

@@ -62,7 +62,7 @@ def chosen_groups(
     schema, named = context.schema, [name for group in config.groups for name in group]
     known = named if schema is None else (*schema.sparse_names, *context.left_out)
     try:
-        groups = without(check_groups(config.groups, known), context.left_out)
+        groups = without(check_groups(config.groups, known, context.made), context.left_out)
     except DataError as error:
         raise RegistryError(str(error).removeprefix("groups: "), "dedup.groups") from None
     notices = () if groups else (NOTHING_READ,)

@@ -21,6 +21,7 @@ __all__ = [
     "Step",
     "completed",
     "joined_by",
+    "made_of",
     "narrowed",
     "needed",
     "schema_of_keys",
@@ -287,6 +288,19 @@ def joined_by(steps: Sequence[Step]) -> tuple[tuple[str, ...], ...]:
         made_of |= dict.fromkeys(step.names(step.takes), together)
         found[together] = None
     return tuple(one for one in found if len(one) > 1)
+
+
+def made_of(steps: Sequence[Step]) -> dict[str, tuple[str, ...]]:
+    """The features that the steps make under a new name, each with the features and dense columns,
+    before all steps, that it is made of."""
+    made: dict[str, tuple[str, ...]] = {}
+    for step in steps:
+        if not step.takes or not (step.dense or step.changes_keys):
+            continue
+        of = tuple(dict.fromkeys(chain(*(made.get(name, (name,)) for name in step.takes))))
+        names = step.made_of_dense().sparse_names if step.dense else step.names(step.takes)
+        made |= {name: of for name in names if name not in step.takes}
+    return made
 
 
 def steps_of(chosen: Sequence[ChosenTransform], schema: Schema) -> list[Step]:

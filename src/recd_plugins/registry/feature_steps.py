@@ -18,6 +18,7 @@ from recd_plugins.data.preprocessing import (
     Step,
     completed,
     joined_by,
+    made_of,
     narrowed,
     needed,
     schema_of_keys,
@@ -311,6 +312,7 @@ class FeatureSteps:
             model=self._model_as_it_is,
             preprocessed=self._preprocessed,
             joined=joined_by(self.steps) if schema is not None else (),
+            made=made_of(self.steps) if schema is not None else {},
             cluster=Cluster.of(self._registry.topology, self._world_size),
             group=self.group,
         )
@@ -396,6 +398,8 @@ class FeatureSteps:
 
     def _check_groups(self, groups: Any) -> None:
         """`PluginError` if a converter's groups are not groups of features."""
+        from recd_plugins.sparse.groups import wrong_if_made
+
         who = f"{self._who_converts}: its"
         if not _is_groups(groups):
             raise PluginError(
@@ -410,9 +414,10 @@ class FeatureSteps:
         if self._registry.has_dataset or self._looked_at:
             known = self.whole_schema.sparse_names
             for name in (name for group in groups for name in group if name not in known):
+                wrong = wrong_if_made(name, known, made_of(self.steps))
                 raise PluginError(
-                    f"{who} `groups` name {shown(name)}, which does not exist; "
-                    f"{nearest(name, known)}"
+                    f"{who} `groups` name {shown(name)}, which "
+                    f"{wrong or f'does not exist; {nearest(name, known)}'}"
                 )
 
     @property

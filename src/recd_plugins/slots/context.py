@@ -72,6 +72,10 @@ class Context:
     joined: tuple[tuple[str, ...], ...] = ()
     """The features that `preprocess` combines into others. Those that are combined must be
     deduplicated as one group or not at all; there for `dedup`."""
+    made: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The features that `preprocess` makes under a new name, each with the features and dense
+    columns that it is made of. One that is made of a group's features joins that group; there for
+    `dedup`."""
     cluster: Cluster | None = None
     """Ranks and links, as prices count with them; there for `dedup`."""
     group: ProcessGroup | None = None

@@ -3,7 +3,7 @@ has. Options are checked by this file before torch is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ __all__ = [
     "check_groups",
     "is_padded",
     "real_rows",
+    "wrong_if_made",
     "wrong_with_groups",
 ]
 
@@ -40,14 +41,41 @@ def wrong_with_groups(groups: Iterable[Sequence[str]]) -> str:
     return ""
 
 
-def check_groups(groups: Sequence[Sequence[str]], keys: Iterable[str]) -> Groups:
-    """The groups as tuples, checked: each names some of `keys`, and no key is named twice."""
+def wrong_if_made(name: str, known: Collection[str], made: Mapping[str, Sequence[str]]) -> str:
+    """What is wrong with a group's feature that `preprocess` makes, and how to fix it, in words;
+    empty if it is not among those `made`, each of which comes with what it is made of."""
+    if name not in made:
+        return ""
+    of = ", ".join(one for one in made[name] if one in known)
+    cure = (
+        f"name {of} in one group, which {name} then joins by itself."
+        if of
+        else f"take {name} out, since what is made of dense columns is not deduplicated."
+    )
+    return (
+        f"`preprocess` makes of {', '.join(made[name])}. Groups are of the features that come to "
+        f"`preprocess`: {cure} Known: {', '.join(sorted(known))}."
+    )
+
+
+def check_groups(
+    groups: Sequence[Sequence[str]],
+    keys: Iterable[str],
+    made: Mapping[str, Sequence[str]] | None = None,
+) -> Groups:
+    """The groups as tuples, checked: each names some of `keys`, and no key is named twice. `made`
+    has the features that `preprocess` makes, each with what it is made of, for messages."""
     if wrong := wrong_with_groups(groups):
         raise DataError(f"groups: {wrong}")
     known = frozenset(keys)
     for key in chain(*groups):
         if key not in known:
-            raise DataError(f"groups: there is no feature {key!r}; {nearest(key, known)}")
+            wrong = wrong_if_made(key, known, made or {})
+            raise DataError(
+                f"groups: {key!r} is a feature that {wrong}"
+                if wrong
+                else f"groups: there is no feature {key!r}; {nearest(key, known)}"
+            )
     return tuple(tuple(group) for group in groups)
 
 
