@@ -193,6 +193,24 @@ def test_explain_takes_words_and_names_the_nearest() -> None:
         meanings("coverag")
 
 
+def test_records_of_a_registrys_own_plugins_are_explained(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    own, broken = tmp_path / "own.yaml", tmp_path / "broken.yaml"
+    own.write_text(f"plugins: [{root / 'examples' / 'last_pooling.py'}]")
+    broken.write_text("plugins: [./gone.py]")
+
+    def explained(word: str, registry: Path) -> str:
+        done = CliRunner().invoke(app, ["explain", word, "--registry", str(registry)])
+        return " ".join(done.output.split())
+
+    assert "The last one." in (found := explained("pooling:last", own))
+    assert f"recd plugins pooling:last --registry {own}" in found
+    assert "docs/slots.md#pooling-mean" in explained("pooling:mean", own)
+    assert "docs/slots.md#pooling-mean" in explained("pooling:mean", broken)
+    assert "gone.py does not exist" in explained("pooling:last", broken)
+    assert "there is no such registry" in explained("pooling:last", tmp_path / "none.yaml")
+
+
 def test_every_message_is_found_by_itself() -> None:
     every = messages()
     assert len(every) > 500

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, RegistryFile, check_of_use, reported
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile, check_of_use, reported
 from recd_plugins.cli.plan import Ranks, overrides_with_ranks
 from recd_plugins.errors import shown
 
@@ -23,8 +22,8 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[WORD|key=value]...",
-        help="A word of the glossary, an option, a record, a metric, or a message that was "
-        "printed; or overrides of the registry, for prices.",
+        help="A word of the glossary, an option, a record (of the registry's plugins, too), a "
+        "metric, or a message that was printed; or overrides of the registry, for prices.",
     ),
 ]
 Lookups = Annotated[
@@ -61,7 +60,7 @@ Whose = Annotated[
 
 def explain(
     words: Words = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     ranks: Ranks = None,
     p: Lookups = 0.001,
     row_bytes: RowBytes = 256,
@@ -92,7 +91,8 @@ def explain(
             )
             from recd_plugins.cli.words import meanings
 
-            found = meanings(asked)
+            there = registry != REGISTRY or registry.exists()
+            found = meanings(asked, registry if there else None)
             entries = [meaning.values() for meaning in found]
             text = "\n\n".join(map(str, found))
             print(json.dumps({"word": asked, "meanings": entries}) if as_json else text)

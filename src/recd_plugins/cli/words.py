@@ -10,7 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.errors import RegistryError, nearest, shown
+from recd_plugins.compat.packages import DISTRIBUTION
+from recd_plugins.errors import RecdError, RegistryError, nearest, shown
 
 __all__ = ["Meaning", "meanings"]
 
@@ -32,7 +33,7 @@ class Meaning:
     name: str
     text: str
     page: str
-    """The page of docs/ that says more."""
+    """The page of docs/ that says more, or the command that does."""
 
     def values(self) -> dict[str, str]:
         return asdict(self)
@@ -45,12 +46,15 @@ Known = Iterator[tuple[list[str], Meaning]]
 """Names, and what each of them means."""
 
 
-def meanings(asked: str) -> list[Meaning]:
-    """All meanings of a word; if the text is no known word, the messages that contain it."""
+def meanings(asked: str, registry: Path | None = None) -> list[Meaning]:
+    """All meanings of a word; if the text is no known word, the messages that contain it. Records
+    are those of the plugins that are installed or that a registry names."""
     asked = " ".join(asked.split())
     known: dict[str, None] = {}
+    unread: list[RecdError] = []
     words = len(asked.split())
-    sources: list[Callable[[], Known]] = [_words, _settings, _commands, _records]
+    records = partial(_records, registry, unread)
+    sources: list[Callable[[], Known]] = [_words, _settings, _commands, records]
     if words > 1:  # two may be the name of a record
         sources.insert(3 if words >= SEVERAL else 4, partial(_messages, asked))
     for source in sources:
@@ -66,6 +70,7 @@ def meanings(asked: str) -> list[Meaning]:
         f"{shown(asked)} is no word of the glossary, no command, option, record or "
         f"metric{', and part of no message' if words > 1 else ''}{f'; {close}' if close else '.'} "
         "docs/glossary.md lists all words. To find a message, give at least two of its words."
+        + "".join(f" Not looked into: {error}" for error in unread)
     )
 
 
@@ -154,14 +159,30 @@ def _messages(asked: str) -> Known:
         yield [asked], Meaning(kind=kind, name=name, text=text, page=message.page)
 
 
-def _records() -> Known:
+def _records(registry: Path | None, unread: list[RecdError]) -> Known:
+    """The records of installed plugins and of those that a registry names. `unread` gets the errors
+    of a registry, and of its plugins, that cannot be read: the word may be of anything else."""
     from recd_plugins.describe import options_of
     from recd_plugins.hooks.imported import available
     from recd_plugins.hooks.manager import Catalog
+    from recd_plugins.registry import plugin_names
+    from recd_plugins.registry.source import Source
 
-    for claim in Catalog(sorted(available()), Path(), strict=False).claims:
+    named: tuple[str, ...] = ()
+    try:
+        source = Source.read(registry or {}, ())
+        named = plugin_names(source.values.get("plugins"))
+    except RecdError as error:
+        unread.append(error)
+    base = Path() if registry is None else registry.parent
+    catalog = Catalog([*dict.fromkeys([*named, *sorted(available())])], base, strict=False)
+    unread += [error for plugin, error in catalog.broken.items() if plugin in named]
+    of_registry = "" if registry in (None, Path("registry.yaml")) else f" --registry {registry}"
+    for claim in catalog.claims:
         record, whose = claim.record, f"of {claim.provider.plugin}"
         name, page = f"{record.slot}: {record.name}", f"docs/slots.md#{record.slot}-{record.name}"
+        if claim.provider.distribution != DISTRIBUTION:  # docs/slots.md has no others
+            page = f"recd plugins {record.slot}:{record.name}{of_registry}"
         meaning = Meaning(kind=f"record {whose}", name=name, text=record.summary, page=page)
         yield [record.name, name, f"{record.slot}:{record.name}"], meaning
         for option in options_of(record.config):
