@@ -466,6 +466,23 @@ def test_a_dataset_that_is_another_on_each_rank_is_named(
         assert "Let its `fingerprint` change with its source alone, " in says
 
 
+@pytest.mark.parametrize(
+    ("use", "what", "first", "second"),
+    [
+        ("wider_by_rank", "shapes of its parameter 'net.vectors.poolings.0.scale'", "[1]", "[2]"),
+        ("more_by_rank", "numbers of its parameters", "1", "2"),
+    ],
+)
+def test_a_pooling_of_other_parameters_on_each_rank_is_named(
+    use: str, what: str, first: str, second: str, right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    for says in gloo_pool.run(plans_what_it_read, {**right, "pooling": {"*": use}}):
+        assert says.startswith(
+            f"pooling.*: pooling '{use}' of {PLUGIN}: the {what} differ on the ranks: rank 0 has "
+            f"{first}, and rank 1 has {second}. Make the same "
+        )
+
+
 def test_a_planner_that_has_the_dense_optimizer_step_tables_is_named(
     right: dict[str, Any], gloo_pool: GlooPool
 ) -> None:

@@ -367,6 +367,19 @@ def pops(config: Extra, context: Context) -> Any:
     return lambda dim: Last(lambda rows: scale * rows)
 
 
+def gives_by_rank(wider: int) -> Callable[[int], nn.Module]:
+    """The factory of poolings with a weight that is wider on rank 1, or with one more there."""
+
+    def make(dim: int) -> nn.Module:
+        pooling, rank = Last(lambda rows: rows), dist.get_rank() if dist.is_initialized() else 0
+        pooling.scale = nn.Parameter(torch.ones(1 + wider * rank))
+        if rank and not wider:
+            pooling.shift = nn.Parameter(torch.zeros(1))
+        return pooling
+
+    return make
+
+
 @hookimpl
 def recd_pooling() -> list[Any]:
     makes: dict[str, Callable[[Tensor], Any]] = {
@@ -384,6 +397,7 @@ def recd_pooling() -> list[Any]:
     wrong |= {"of_rows_alone": gives(OfRowsAlone(lambda rows: rows))}
     wrong |= {"no_factory": Last(len), "no_module": gives(3), "one_argument": gives(nn.Flatten())}
     popped = PoolingRecord(name="pops", summary="It is wrong.", config=Extra, build=pops)
+    wrong |= {"wider_by_rank": gives_by_rank(1), "more_by_rank": gives_by_rank(0)}
     return [*records(PoolingRecord, **wrong), popped]
 
 

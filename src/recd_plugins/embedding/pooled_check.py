@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import PluginError
 
-__all__ = ["PooledCheck", "check_unique"]
+__all__ = ["PooledCheck", "check_unique", "who_pools"]
 
 CHECK = "recd_pooled_check"
 """The attribute of a pooling that has its check."""
@@ -98,6 +98,12 @@ def check_unique(pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any)
     """Check what a pooling made of unique samples alone against their rows, if it is watched."""
     if (check := _check_of(pooling)) is not None:
         check.hold(pooling, values, lengths, made)
+
+
+def who_pools(pooling: nn.Module) -> str:
+    """The record whose pooling it is, as messages name it; "" where it is watched for none."""
+    check = _check_of(pooling)
+    return "" if check is None else check.who
 
 
 def _check_of(pooling: nn.Module) -> PooledCheck | None:

@@ -61,9 +61,10 @@ class GroupPlanning:
         *,
         order: BatchOrder,
         adaptation: Adaptation,
-        made: Callable[[], tuple[Tables | None, Schema | None]],
+        made: Callable[[], tuple[Tables | None, Schema | None, nn.Module | None]],
     ) -> None:
-        """`made` returns the tables and the schema that this rank has made by now."""
+        """`made` returns the tables, the schema and the model that this rank has made of
+        registry.yaml by now."""
         self._registry, self._planning = registry, planning
         self._features, self._usage = features, usage
         self._order, self._adaptation, self._made = order, adaptation, made
@@ -128,6 +129,8 @@ class GroupPlanning:
                 return 1
 
             together(group, planned, planning_by(planning.choice.what))
-        tables, schema = self._made()
-        check_made_alike(self._registry, self._features, group, tables=tables, schema=schema)
+        tables, schema, own_model = self._made()
+        check_made_alike(
+            self._registry, self._features, group, tables=tables, schema=schema, model=own_model
+        )
         return plans[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed import ProcessGroup
 
 __all__ = ["check_made_alike"]
@@ -27,10 +30,13 @@ def check_made_alike(
     *,
     tables: Tables | None,
     schema: Schema | None,
+    model: nn.Module | None,
 ) -> None:
-    """`PluginError` on every rank of a group where one has made other tables, groups of features or
-    another schema, as far as it has made any by now; all of them call it."""
-    made = {whose: (what, cure) for whose, what, cure in _made(registry, features, tables, schema)}
+    """`PluginError` on every rank of a group where one has made other tables, groups of features,
+    another schema or other parameters of the registry's model, as far as it has made any by now;
+    all of them call it."""
+    every = chain(_made(registry, features, tables, schema), _parameters(registry, model))
+    made = {whose: (what, cure) for whose, what, cure in every}
     check_alike(
         {whose: what for whose, (what, _) in made.items()},
         group,
@@ -59,3 +65,23 @@ def _made(
         for one in schema.sparse:
             whose = f"the num_ids of feature {one.name!r} behind `preprocess`"
             yield whose, f"{one.num_ids:,}", CURE
+
+
+def _parameters(registry: Registry, model: nn.Module | None) -> Iterator[tuple[str, str, str]]:
+    """The same of the parameters of the registry's model, each by whose part of it has them."""
+    from torch.nn.parameter import is_lazy
+
+    from recd_plugins.embedding.pooled_check import who_pools
+
+    if model is None:
+        return
+    pools = {path: who for path, part in model.named_modules() if (who := who_pools(part))}
+    numbers: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        of = [who for path, who in pools.items() if name.startswith(f"{path}.")]
+        who = of[0] if of else registry.one("model").who
+        numbers[who] += 1
+        if not is_lazy(parameter):
+            yield f"{who}: the shapes of its parameter {name!r}", str([*parameter.shape]), CURE
+    for who, number in numbers.items():
+        yield f"{who}: the numbers of its parameters", str(number), CURE

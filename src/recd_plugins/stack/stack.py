@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+from weakref import ref
 
 from recd_plugins.compat.versions import check_age, installed_versions
 from recd_plugins.data.dataset import Split, Tables
@@ -103,6 +104,8 @@ class Stack(LooksAtBatches):
         """Called several times a second with what batches are waited for."""
         self.together: Together = bool
         """Agrees with the other ranks that a period is closed; it may raise to end the wait."""
+        self._model: Callable[[], nn.Module | None] = lambda: None
+        """The registry's own model, if it was made last and is still there."""
         self._usage = Usage(registry)
         self._watched = WatchedModels(registry, self._usage)
         self._order = BatchOrder(self._planning, self._usage)
@@ -331,6 +334,7 @@ class Stack(LooksAtBatches):
         choice = self._registry.one("model")
         model: nn.Module = choice.build(self._contexts.of("model", self.schema))
         self._usage.found(choice.notices(model))
+        self._model = ref(model)
         return model
 
     def optimizer(self) -> OptimizerFactory | None:
@@ -566,7 +570,7 @@ class Stack(LooksAtBatches):
             self._usage,
             order=self._order,
             adaptation=self._adaptation,
-            made=lambda: (self._tables.made, vars(self).get("schema")),
+            made=lambda: (self._tables.made, vars(self).get("schema"), self._model()),
         )
 
     def _compare_features(self, model: nn.Module, *, own: bool) -> None:
