@@ -20,6 +20,7 @@ from recd_plugins.storage.uri import Location
 __all__ = [
     "NOTICE",
     "Empty",
+    "Ended",
     "GivesNotices",
     "LeftOut",
     "Missed",
@@ -210,6 +211,13 @@ class RunsOn(Notice):
     """It was started beside a job that is done, and nobody ends it."""
 
     verdict = "keeps the job from ending"
+    refused = False
+
+
+class Ended(Notice):
+    """It is a process that nobody asked for."""
+
+    verdict = "is ended"
     refused = False
 
 

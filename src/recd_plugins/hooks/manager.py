@@ -20,7 +20,7 @@ from recd_plugins.hooks import specs
 from recd_plugins.hooks.blame import raised_by, remember
 from recd_plugins.hooks.imported import Provider, available, imported
 from recd_plugins.hooks.markers import PROJECT
-from recd_plugins.hooks.process_state import GROUP_OF_RANKS, put_back
+from recd_plugins.hooks.process_state import GROUP_OF_RANKS, in_one_process, put_back
 from recd_plugins.notices import PutBack
 from recd_plugins.slots import SLOTS, CacheRecord, PreprocessRecord, Record, ShardingRecord
 
@@ -79,7 +79,7 @@ class Catalog:
         names = [DEFAULTS, *plugins]
         for name in names:  # which grows by those that they bring
             try:
-                with put_back() as changed:
+                with put_back() as changed, in_one_process(f"plugin {name!r}", "on import"):
                     self._register(name, base)
                     self.claims += self._collect(name)
                     self.additions += self._additions(name)

@@ -12,11 +12,11 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from recd_plugins.notices import NoticeWarning, action_on_notices
+from recd_plugins.notices import Ended, Notices, NoticeWarning, action_on_notices
 
-__all__ = ["GROUP_OF_RANKS", "put_back"]
+__all__ = ["GROUP_OF_RANKS", "in_one_process", "put_back"]
 
 GROUP_OF_RANKS = "the group of ranks (torch.distributed.init_process_group)"
 """Taken back as all else is, but what gloo has started is not: ranks that are forked later hang."""
@@ -34,6 +34,31 @@ OF_RANKS = (
     "MASTER_PORT",
 )
 """The variables by which a launcher says which rank a process is, and where ranks meet."""
+
+
+@contextlib.contextmanager
+def in_one_process(who: str, when: str) -> Iterator[None]:
+    """What is called inside comes back in this process alone. If it comes back in a child, too, as
+    after os.fork(), the child ends, with a notice: it would do the whole job a second time."""
+    parent = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != parent:
+            _end_child(who, when)
+
+
+def _end_child(who: str, when: str) -> NoReturn:
+    notice = Ended(
+        what=f"process {os.getpid()}",
+        why=f"{who} forks it {when} and lets it run on, so that it would do the whole job a second "
+        "time",
+        cure="Have the child end by os._exit, or start a program by `subprocess`.",
+    )
+    try:
+        Notices().give([notice], 0)
+    finally:
+        os._exit(1)
 
 
 class _State(NamedTuple):

@@ -25,6 +25,7 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hooks.blame import Raised, raised_by, who_exits
 from recd_plugins.hooks.imported import Provider
+from recd_plugins.hooks.process_state import in_one_process
 from recd_plugins.notices import GivesNotices, Notice, Unused
 from recd_plugins.registry.source import Source
 from recd_plugins.slots import (
@@ -139,7 +140,7 @@ class Choice:
 
         If a trainer's code is also called inside (`trainers`), its errors stay as they are.
         """
-        with nullcontext() if trainers else naming(self.who, when):
+        with nullcontext() if trainers else self._as_its_own(when):
             try:
                 yield
             except FailedOnRank0 as error:
@@ -158,6 +159,12 @@ class Choice:
                 if (by := who_exits(error)) is None:
                     raise
                 raise self._raised(error, by, when, is_own=not trainers) from error
+
+    @contextmanager
+    def _as_its_own(self, when: str) -> Iterator[None]:
+        """Inside, errors and processes are taken to be of this record."""
+        with in_one_process(self.who, when), naming(self.who, when):
+            yield
 
     def _raised(self, error: BaseException, by: Raised, when: str, *, is_own: bool) -> PluginError:
         """An error of a plugin's code; `is_own`: whether the code may be this record's."""
