@@ -167,6 +167,33 @@ def test_a_thread_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
     assert "thread 'lasting' of rank 0 keeps the job from ending" in printed
 
 
+def test_a_process_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
+    (tmp_path / "forking.py").write_text(
+        "import multiprocessing, os, time\nfrom recd_plugins.api import hookimpl\n"
+        "from recd_plugins.trainer import threads_left\nthreads_left.PATIENCE = 0.1\n"
+        "def last():\n    while not os.path.exists('here/summary.json'):\n        time.sleep(0.1)\n"
+        "    time.sleep(3)\n"
+        "multiprocessing.get_context('fork').Process(target=last, name='lasting').start()\n"
+        "@hookimpl\ndef recd_stats():\n    return []\n"
+    )
+    printed = trained(tmp_path, "./forking.py", ranks=1)
+    assert "process 'lasting' (" in printed
+    assert "keeps the job from ending" in printed
+
+
+def test_a_job_ends_though_a_process_that_a_plugin_forks_lives_on(tmp_path: Path) -> None:
+    """Which holds open whatever the launcher had open as it was forked."""
+    (tmp_path / "sleeping.py").write_text(
+        "import os, time\nfrom recd_plugins.api import hookimpl\n"
+        "if (child := os.fork()) == 0:\n"
+        "    for number in (1, 2):\n        os.close(number)\n"
+        "    while os.getppid() != 1 and not os.path.exists('ended'):\n        time.sleep(0.1)\n"
+        "    os._exit(0)\n"
+        "@hookimpl\ndef recd_stats():\n    return []\n"
+    )
+    assert "train step 2/2" in trained(tmp_path, "./sleeping.py", ranks=1)
+
+
 def test_a_name_of_what_is_built_into_python_is_taken(tmp_path: Path) -> None:
     (tmp_path / "time.py").write_text(POOLING)
     with pytest.raises(PluginError, match=r"'time' is taken by a module of Python itself. Rename"):

@@ -118,7 +118,10 @@ class RankServer:
         return ForkedProgram(reports)
 
     def close(self) -> None:
-        """End it, and the ranks with it."""
+        """End it, and the ranks with it. It is asked to, for a child that a plugin has forked may
+        hold our end of the pipe open."""
+        with contextlib.suppress(OSError):
+            self._requests.send(None)
         self._requests.close()
         self._process.join()
         self._process.close()
@@ -161,7 +164,8 @@ class ForkedProgram:
 
 
 def _serve(requests: Connection, launchers: Connection) -> None:
-    """Fork what is asked for and report how it ended, until the launcher is gone."""
+    """Fork what is asked for and report how it ended, until the launcher says that it is done, or
+    is gone."""
     launchers.close()
     os.setsid()  # Ctrl-C is the launcher's business
     # Schedulers send signals to all processes of a job, and ranks save a checkpoint first.
@@ -182,7 +186,9 @@ def _serve(requests: Connection, launchers: Connection) -> None:
             process.close()
         if requests in ready:
             try:
-                program: _Program = requests.recv()
+                program: _Program | None = requests.recv()
+                if program is None:
+                    break
                 out, err, number = (recv_handle(requests) for _ in range(3))
             except (EOFError, OSError):
                 break

@@ -1,10 +1,11 @@
-"""Threads that keep running when a rank is done: Python waits for each that is not a daemon,
-perhaps for ever, and says nothing."""
+"""Threads and processes that keep running when a rank is done: Python waits for each that is not a
+daemon, perhaps for ever, and says nothing."""
 
 from __future__ import annotations
 
 import threading
 import time
+from multiprocessing import active_children
 
 from recd_plugins.notices import Notices, RunsOn
 
@@ -16,19 +17,22 @@ PATIENCE = 10.0
 
 def name_threads_left(rank: int) -> None:
     """Call this when the rank is done: if it still runs after a while, a notice names the threads
-    that it waits for."""
+    and the processes that it waits for."""
     threading.Thread(target=_name_later, args=(rank,), daemon=True).start()
 
 
 def _name_later(rank: int) -> None:
     time.sleep(PATIENCE)
     main = threading.main_thread()
-    left = [one for one in threading.enumerate() if not one.daemon and one is not main]
+    threads = [one for one in threading.enumerate() if not one.daemon and one is not main]
+    left = [f"thread {one.name!r}" for one in threads]
+    left += [f"process {one.name!r} ({one.pid})" for one in active_children() if not one.daemon]
     Notices().give(
         (
             RunsOn(
-                what=f"thread {one.name!r} of rank {rank}",
-                why="all is trained and written, and Python waits for a thread that is no daemon",
+                what=f"{one} of rank {rank}",
+                why=f"all is trained and written, and Python waits for a {one.split()[0]} that is "
+                "no daemon",
                 cure="Have whoever started it, as a plugin on import, end it, or start it with "
                 "`daemon=True`.",
             )
