@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torchrec.distributed.types import CacheAlgorithm, CacheParams
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.constraints import TableConstraint
@@ -113,3 +115,32 @@ def test_with_another_kernel_where_the_registry_names_it() -> None:
 def test_a_load_factor_is_of_a_cache() -> None:
     with pytest.raises(RegistryError, match="load_factor: is for the kernel fused_uvm_caching"):
         TableConstraint(compute_kernels=("fused_uvm",), load_factor=0.3)
+
+
+class Sequences(nn.Module):
+    """A table with fewer rows than ranks, alone in its kernel."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        config = EmbeddingConfig(
+            name="shop", embedding_dim=8, num_embeddings=rows, feature_names=["shop"]
+        )
+        self.sequences = EmbeddingCollection(tables=[config], device=torch.device("meta"))
+
+
+def test_a_table_of_too_few_rows_is_not_row_wise_unless_it_must_be() -> None:
+    """TorchRec's planner rates all types of so small a table alike."""
+
+    def planned(rows: int, *kinds: Any) -> tuple[str, str]:
+        constraints = {"shop": TableConstraint(sharding_types=kinds)} if kinds else {}
+        made = planner(**constraints)
+        plan = made.propose(Sequences(rows), Topology(), 4).plan["sequences"]
+        return plan["shop"].sharding_type, made.explain()
+
+    kind, why = planned(2, "row_wise", "column_wise")
+    assert kind == "column_wise"
+    assert why.endswith("not row-wise, since a rank would have no row of its kernel: shop")
+    assert planned(2, "row_wise")[0] == "row_wise"  # which the check of a plan refuses
+    kind, why = planned(100_000, "row_wise", "column_wise")
+    assert kind == "row_wise"
+    assert "no row" not in why

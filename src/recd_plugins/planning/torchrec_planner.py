@@ -26,7 +26,9 @@ from recd_plugins.planning.constraints import (
     parameter_constraints,
     with_given,
 )
+from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
 from recd_plugins.planning.machines import as_launched, finds_these_nodes
+from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.planner_bases import (
     RESERVE,
     HoldsRowWise,
@@ -316,7 +318,54 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         others: set[str],
     ) -> tuple[ShardingPlan, str]:
         """The best plan `on` TorchRec's topology, and why it is what it is. `others` are row-wise
-        in it, though TorchRec offers no such plan of them."""
+        in it, though TorchRec offers no such plan of them. Without need no table is row-wise whose
+        kernel would have no row on some rank, which TorchRec does not ask."""
+        found, avoided = self._best(model, ranks, on, constraints, others), list[str]()
+        while lacking := self._lacking(found[0], model, ranks, constraints, others):
+            constraints = dict(constraints) | {
+                name: _not_row_wise(constraints[name]) for name in lacking
+            }
+            try:
+                found = self._best(model, ranks, on, constraints, others)
+            except RecdError:  # no plan does without: who checks this one names the tables
+                break
+            avoided += lacking
+        plan, why = found
+        if avoided:
+            names = ", ".join(avoided)
+            why = f"{why}\nnot row-wise, since a rank would have no row of its kernel: {names}"
+        return plan, why
+
+    def _lacking(
+        self,
+        plan: ShardingPlan,
+        model: nn.Module,
+        ranks: _Ranks,
+        constraints: Mapping[str, ParameterConstraints],
+        others: Collection[str],
+    ) -> list[str]:
+        """The tables that a plan has row-wise in a kernel without a row on some rank, and that may
+        be sharded in another way."""
+        if ambiguous(model):  # a plan's tables are found by their names
+            return []
+        every, fused = model_tables(model), fused_by_table(model, ranks.sharders)
+        row_wise = row_wise_tables(plan, every)
+        lacking = without_rows(row_wise, every, ranks.world_size, self._in_files, fused)
+        return [
+            name
+            for name in lacking
+            if name not in others and {*(constraints[name].sharding_types or ())} - {"row_wise"}
+        ]
+
+    def _best(
+        self,
+        model: nn.Module,
+        ranks: _Ranks,
+        on: Any,
+        constraints: Mapping[str, ParameterConstraints],
+        others: set[str],
+    ) -> tuple[ShardingPlan, str]:
+        """The best plan by these constraints, with `others` row-wise, and why it is what it is."""
         from recd_plugins.planning.torchrec_search import make_row_wise
 
         plan, best = self._searched(model, ranks, on, constraints)
@@ -502,6 +551,11 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
                 why=f"it is for {what}, and this job trains on the CPU",
                 cure=f"Take {option} out, or train on CUDA.",
             )
+
+
+def _not_row_wise(free: ParameterConstraints) -> ParameterConstraints:
+    kinds = [kind for kind in free.sharding_types or () if kind != "row_wise"]
+    return dataclasses.replace(free, sharding_types=kinds)
 
 
 def _may_differ(free: ParameterConstraints, kind: str | None) -> bool:
