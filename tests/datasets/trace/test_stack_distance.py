@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from drawn import at_most
+from hit_rates import hit_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,10 +139,10 @@ def test_parts_make_the_whole(
 @given(traces)
 def test_hit_curve_is_that_of_an_lru_cache(trace: list[int]) -> None:
     sizes = [1, 2, 3, 5, 20]
-    assert profile(trace).hit_rates(sizes) == pytest.approx(
+    assert hit_rates(profile(trace), sizes) == pytest.approx(
         [lru_hits(trace, size) for size in sizes]
     )
-    assert profile(trace).hit_rates(0) == 0
+    assert hit_rates(profile(trace), 0) == 0
 
 
 def kinds() -> dict[str, np.ndarray]:
@@ -190,7 +191,7 @@ def test_the_adjusted_trace_is_like_the_original(kind: str) -> None:
     assert bound < 0.2
     assert total_variation(original, found) <= bound
     sizes = np.unique(np.geomspace(1, len(original.unique), 40).astype(np.int64))
-    assert np.abs(original.hit_rates(sizes) - found.hit_rates(sizes)).max() <= 0.01
+    assert np.abs(hit_rates(original, sizes) - hit_rates(found, sizes)).max() <= 0.01
 
 
 def test_figure_3_the_adjusted_trace_is_closer_than_the_printed_one() -> None:
@@ -225,7 +226,7 @@ def test_one_access() -> None:
     found = profile([42])
     assert (found.unique.tolist(), found.distances.tolist()) == ([42], [0])
     assert found.probabilities.tolist() == [1.0]
-    assert found.hit_rates([0, 1, 9]).tolist() == [0, 0, 0]
+    assert hit_rates(found, [0, 1, 9]).tolist() == [0, 0, 0]
     # Nothing but distance 0 to draw: the id starts over, in either version.
     assert generate(found, 3, 0).tolist() == generate(found, 3, 0, 0.5).tolist() == [42] * 3
     assert generate(found, 0, 0).tolist() == []
@@ -250,7 +251,7 @@ def test_renumbered_hides_the_ids_and_keeps_the_locality() -> None:
     assert hidden.unique.tolist() == [0, 1]
     assert hidden.num_ids == 2
     assert original.num_ids == 901
-    assert hidden.hit_rates([1, 2]).tolist() == original.hit_rates([1, 2]).tolist()
+    assert hit_rates(hidden, [1, 2]).tolist() == hit_rates(original, [1, 2]).tolist()
 
 
 @pytest.mark.parametrize(

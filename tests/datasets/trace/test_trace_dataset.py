@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hit_rates import hit_rates
 
 from recd_dlrm.datasets.flat_columns import id_lists
 from recd_dlrm.datasets.random import CHUNK_ROWS
@@ -61,7 +62,7 @@ def test_by_default_it_is_the_papers_figure_3() -> None:
     assert set(ids) == set(range(1, 101))
     sizes = np.arange(10, 100, 10)
     # 20,000 draws: the rate of each size is off by 0.0035 (one deviation), the start by 0.01.
-    assert profile(ids).hit_rates(sizes) == pytest.approx(sizes / 100, abs=0.02)
+    assert hit_rates(profile(ids), sizes) == pytest.approx(sizes / 100, abs=0.02)
     assert not np.array_equal(ids, flat(dataset, "cat_1"))
 
 

@@ -60,11 +60,6 @@ class StackProfile:
         left."""
         return StackProfile(np.arange(len(self.unique)), self.distances, self.probabilities)
 
-    def hit_rates(self, sizes: ArrayLike) -> F64:
-        """The share of accesses that an LRU cache of each size hits: Σ p[d], 1 ≤ d ≤ size."""
-        rates: F64 = np.cumsum(self.probabilities) - self.probabilities[0]
-        return rates[np.searchsorted(self.distances, np.asarray(sizes), side="right") - 1]
-
     def save(self, path: Path) -> None:
         """Write the profile as a Parquet file of one row."""
         columns = {

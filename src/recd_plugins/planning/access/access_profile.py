@@ -156,16 +156,14 @@ class Tally:
         self.counters = counters(rows, exact_rows=self.exact_rows)
         self.bags = {name: SampledBags() for name, part in self.counted.items() if part.bags}
 
-    def add(
-        self, batches: Iterable[Any], features: FeaturesOf | None = None, *, expected: int = 0
-    ) -> Tally:
+    def add(self, batches: Iterable[Any], features: FeaturesOf | None = None) -> Tally:
         """Count the lookups in batches of one rank; `batch_lookups` finds them.
 
-        Consecutive batches are in the same fold, as far as it is known how many are `expected`.
+        Consecutive batches are in the same fold, if it is known how many there are.
         Batches may differ in size; those of less than half the mean so far, such as the last of an
         epoch, are left out: they would blur `presence`.
         """
-        expected = expected or (len(batches) if isinstance(batches, Sized) else 0)
+        expected = len(batches) if isinstance(batches, Sized) else 0
         for number, batch in enumerate(batches):
             fold = number * FOLDS // expected if number < expected else number % FOLDS
             self.count(batch, fold, features)
@@ -296,7 +294,6 @@ def profile_batches(
     *,
     features: FeaturesOf | None = None,
     exact_rows: int = EXACT_ROWS,
-    expected: int = 0,
 ) -> Profile:
     """Count the lookups in batches of one rank or several, after every transform.
 
@@ -304,10 +301,10 @@ def profile_batches(
     dedup looks up; p is still per sample of the batch. The result is a forecast for batches like
     these, not what these batches had (`RowCounter.distribution`). If the tables have more than
     `exact_rows` rows in all, the largest are sketched. `features` says where a batch has its sparse
-    features (`batch_lookups`); `expected` is the number of batches, if they have no length.
+    features (`batch_lookups`).
     """
     tally = Tally(counted=counted, exact_rows=exact_rows)
-    return tally.add(batches, features, expected=expected).profile()
+    return tally.add(batches, features).profile()
 
 
 def _check_ids(name: str, rows: RowDistribution) -> None:
