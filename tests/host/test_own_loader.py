@@ -514,6 +514,45 @@ def test_callbacks_that_a_trainer_drops_are_told(gloo_pool: GlooPool) -> None:
         assert gloo_pool.run(trained_with_callbacks, how) == [[], []]
 
 
+def trained_beside_callbacks(calls: bool) -> list[str]:
+    """A trainer that keeps its callbacks for longer than any that calls them late."""
+    torch.set_num_threads(1)
+    used = [{"use": name} for name in ("mixed", "steps", "ends", "assigned")]
+    registry = {"plugins": [KEPT], "sharding": {"search": "greedy"}, "callbacks": used}
+    stack, model = rp.load(registry), Pages()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan, found = stack.plan(model), stack.sharders()
+        sharded = DistributedModelParallel(
+            model, device=torch.device("cpu"), plan=plan, sharders=found
+        )
+        kept = stack.callbacks()
+        pages = next(visits(0)).pages
+        training: Any = None
+        for step in range(120):
+            sharded(pages)
+            if calls and step == 50:
+                for callback, _ in kept[:2]:
+                    callback.after_step(training)
+        assert len(kept) == 4
+    return [str(one.message) for one in caught if one.category is NoticeWarning]
+
+
+KEPT = str(Path(__file__).with_name("kept_callbacks_plugin.py"))
+
+
+def test_callbacks_that_a_trainer_keeps_and_never_calls_are_told(gloo_pool: GlooPool) -> None:
+    first, others = gloo_pool.run(trained_beside_callbacks, False)
+    assert others == []
+    assert [one.partition(" in 100 steps")[0] for one in first] == [
+        "callbacks[0]: mixed is not used: this trainer calls stack.callbacks, and has called none "
+        "of its methods (after_step)",
+        "callbacks[1]: steps is not used: this trainer calls stack.callbacks, and has called none "
+        "of its methods (before_step, after_step)",
+    ]
+    assert gloo_pool.run(trained_beside_callbacks, True) == [[], []]
+
+
 class SlottedLoader:
     """A reader's loader to which nobody can refer weakly."""
 

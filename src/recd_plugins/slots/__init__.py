@@ -21,6 +21,7 @@ from recd_plugins.slots.builds import (
     Reader,
     TableStats,
     check_callback,
+    uncalled,
 )
 from recd_plugins.slots.context import Context
 from recd_plugins.slots.records import (
@@ -80,4 +81,5 @@ __all__ = [
     "TableStats",
     "check_callback",
     "stands_in_front",
+    "uncalled",
 ]

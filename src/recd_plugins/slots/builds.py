@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from functools import wraps
+from inspect import (
+    getattr_static,
+    isasyncgenfunction,
+    iscoroutinefunction,
+    isfunction,
+    isgeneratorfunction,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakSet
 
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.messages import Cuts, LogRoute, Placed
@@ -45,6 +53,7 @@ __all__ = [
     "Reader",
     "TableStats",
     "check_callback",
+    "uncalled",
 ]
 
 
@@ -285,6 +294,12 @@ OptimizerFactory = Callable[["list[nn.Parameter]"], "Optimizer"]
 EVENTS = ("at_", "before_", "after_", "on_")
 """The prefixes of the methods of a callback that a run calls."""
 
+EACH_STEP = ("at_start", "on_batch", "before_step", "before_update", "after_step")
+"""The methods of a callback that a run has called once it has trained a step."""
+
+_CALLED: WeakSet[type] = WeakSet()
+"""The classes of callbacks of which one of these methods was called."""
+
 
 class Callback:
     """The methods that a run calls; inherit from it and write those that you need.
@@ -294,6 +309,15 @@ class Callback:
     one. What a callback keeps from step to step must be in its `state_dict`, or a resumed run
     differs.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have the methods of each step note that they are called, for `uncalled`."""
+        super().__init_subclass__(**options)
+        for name in EACH_STEP:
+            method = getattr_static(cls, name)
+            inherited = method is vars(Callback)[name] or _notes(method)
+            if isfunction(method) and not inherited and not _runs_nothing(method):
+                setattr(cls, name, _noting(method))
 
     def at_start(self, training: Training) -> None:
         """The model is sharded, and no step is trained; a resumed run loads the state next."""
@@ -344,6 +368,36 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state that a checkpoint of this rank has."""
+
+
+def uncalled(callback: object) -> tuple[str, ...]:
+    """The methods of each step that a callback has, where nobody has called any of them; empty
+    where somebody has, or where that is not known."""
+    kind = type(callback)
+    if not isinstance(callback, Callback) or kind in _CALLED:
+        return ()
+    own = [name for name in EACH_STEP if getattr_static(callback, name) is not vars(Callback)[name]]
+    return tuple(own) if all(_notes(getattr_static(callback, name)) for name in own) else ()
+
+
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which notes the class of the callback that it is called on."""
+
+    @wraps(method)
+    def call(self: Callback, *args: Any, **kwargs: Any) -> Any:
+        _CALLED.add(type(self))
+        return method(self, *args, **kwargs)
+
+    vars(call)[NOTES] = True
+    return call
+
+
+NOTES = "recd_notes_calls"
+"""The attribute of a method that notes its calls."""
+
+
+def _notes(method: object) -> bool:
+    return bool(getattr(method, NOTES, False))
 
 
 def check_callback(callback: Any, where: str) -> None:

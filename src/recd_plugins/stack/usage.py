@@ -30,7 +30,7 @@ from recd_plugins.planning.topology import GB
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.source import Rewritten
-from recd_plugins.slots import SLOTS
+from recd_plugins.slots import SLOTS, uncalled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -79,6 +79,14 @@ class Usage:
         their methods any more. One that asks for them in each step may call them at once."""
         gone = all(callback() is None for callback in self._callbacks)
         return self._given_callbacks == 1 and bool(self._callbacks) and gone
+
+    @property
+    def uncalled_callbacks(self) -> Mapping[int, Sequence[str]]:
+        """By its place in registry.yaml, each callback that the trainer has and of which it has
+        called no method of each step, with these methods."""
+        last = self._callbacks[-len(self._registry.chosen("callbacks")) :]
+        found = {number: uncalled(one()) for number, one in enumerate(last)}
+        return {number: methods for number, methods in found.items() if methods}
 
     def gave_loader(self, loader: object) -> None:
         """The trainer is to train on the batches of this loader from now on."""

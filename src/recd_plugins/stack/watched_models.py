@@ -227,6 +227,8 @@ class _Watch:
             self._look_in_step(SURELY_TRAINS, module, self._left_alone)
         if self._usage.loaders_are_unread:
             self._look_in_step(SURELY_READS, module, self._unread)
+        if self._usage.uncalled_callbacks:
+            self._look_in_step(SURELY_READS, module, self._uncalled)
         if self._unique and converted:
             done: RemovableHandle
             done = module.register_forward_hook(lambda *_: self._after(module, done))
@@ -319,6 +321,17 @@ class _Watch:
                 f"{SURELY_READS} steps",
                 "Train on the batches of that loader, or take `dataset` out of registry.yaml and "
                 "write `stack.plan(model, batches=loader)` of the loader that is trained on.",
+            )
+
+    def _uncalled(self) -> Iterator[Notice]:
+        """Notices of callbacks that the trainer keeps and does not call."""
+        choices = self._registry.chosen("callbacks")
+        for number, methods in self._usage.uncalled_callbacks.items():
+            yield _unused(
+                choices[number],
+                f"this trainer calls stack.callbacks, and has called none of its methods "
+                f"({', '.join(methods)}) in {SURELY_READS} steps",
+                "Call them as `recd train` does, or take it out of registry.yaml.",
             )
 
     def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
