@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+from torchrec.distributed.types import LazyAwaitable
 
 from recd_dlrm.poolings import attention
 from recd_dlrm.poolings.attention import Attention, AttentionConfig
@@ -124,6 +125,34 @@ def test_equals_the_pooling_of_the_expansion(name: str, lengths: Tensor, lookup:
     pooled = same(name, Samples(lengths, lookup))
     assert pooled.shape == (lookup.numel(), D)
     assert isinstance(pooled, Unexpanded) == (name in ("sum", "mean", "max", "transformer"))
+
+
+class Later(LazyAwaitable[Tensor]):
+    """What a sharded module yields: made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self._make = make
+
+    def _wait_impl(self) -> Tensor:
+        return self._make()
+
+
+def test_a_query_that_is_still_on_its_way_gets_its_gradient() -> None:
+    """The pooling is tried without gradients when it is first handed unique samples."""
+    samples, others = Samples(), Samples()
+    pooling, other = (DedupPooling(build("attention")) for _ in range(2))
+    theirs = gradients(other, other(*others.deduplicated(), others.query * 2), others)
+    pooled = pooling(*samples.deduplicated(), Later(lambda: samples.query * 2))
+    for one, wanted in zip(gradients(pooling, pooled, samples), theirs, strict=True):
+        torch.testing.assert_close(one, wanted, rtol=0, atol=0)
+
+
+def test_a_query_that_is_still_on_its_way_may_be_of_unique_samples() -> None:
+    pooling, samples = DedupPooling(Counted().double()), Samples()
+    items = torch.randn(4, D, dtype=torch.double)
+    pooled = pooling(*samples.deduplicated(), Later(lambda: Unexpanded.rows(items, LOOKUP)))
+    assert isinstance(pooled, Unexpanded)
 
 
 WAYS = {

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import (
+    LazyAwaitable,
     ModuleSharder,
     ParameterSharding,
     ShardedModule,
@@ -44,6 +45,7 @@ __all__ = [
     "LazyKeyedTensor",
     "MadeOfParts",
     "ShardedOrder",
+    "awaited",
     "bags_of",
     "bounds_check_of",
     "clips_at",
@@ -223,6 +225,12 @@ class LazyKeyedTensor(KeyedTensor):
 
     def device(self) -> torch.device:
         return next(iter(self._tensors.values())).device
+
+
+def awaited(value: Any) -> Any:
+    """What a sharded module yields, once it is there; any other value as it is. TorchRec keeps what
+    was waited for by its private way alone: its `wait` would exchange anew."""
+    return LazyAwaitable._wait_async(value)
 
 
 def sharding_types(part: ShardedModule[Any, Any, Any, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from recd_plugins.compat.torchrec import awaited
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.pooled_check import check_unique
 from recd_plugins.embedding.unexpanded import Unexpanded
@@ -85,6 +86,8 @@ class DedupPooling(nn.Module):
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[B, D] of values [N, D] in rows of `lengths` [B], and a query [B, D]."""
         pool: Callable[..., Tensor] = super().forward
+        # Whoever waits first decides whether there are gradients, and the first try has none.
+        query = awaited(query)
         asked = () if query is None else (query,)
         if not isinstance(values, Unexpanded):
             return pool(values, lengths, *asked)
