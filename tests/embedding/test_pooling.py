@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -533,6 +533,36 @@ def test_what_pool_unique_would_make_otherwise_is_made_of_all(
         gradients(pooling, pooled, samples), gradients(plain, wanted, samples), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def handing_on_four(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A decorator that shows the arguments of what it wraps, and hands on fewer."""
+
+    @wraps(pool)
+    def call(self: nn.Module, *given: Tensor) -> Tensor:
+        return pool(self, *given)
+
+    return call
+
+
+def handing_on_all(pool: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(pool)
+    def call(*given: Any, **named: Any) -> Tensor:
+        assert named["num_values"] == LENGTHS[LOOKUP].sum()
+        return pool(*given, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("decorator", [handing_on_four, handing_on_all])
+def test_a_decorated_pool_unique_is_given_what_it_takes(decorator: Callable[..., Any]) -> None:
+    class Decorated(Attention):
+        pool_unique = decorator(Attention.pool_unique)
+
+    samples, pooling = Samples(), DedupPooling(Decorated(D, AttentionConfig()).double())
+    pooled = pooling(*samples.deduplicated(), samples.query)
+    wanted = pooling(*samples.expanded(), samples.query)
+    torch.testing.assert_close(pooled, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_samples_share_what_is_drawn_where_a_pooling_says_so() -> None:

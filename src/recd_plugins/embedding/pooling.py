@@ -225,9 +225,13 @@ def _takes_num_values(pool_unique: Callable[..., Tensor]) -> bool:
 @lru_cache(maxsize=256)  # every step of a job asks for the same
 def _has_num_values(function: Callable[..., Tensor]) -> bool:
     try:
-        return "num_values" in inspect.signature(function).parameters
+        own = inspect.signature(function, follow_wrapped=False).parameters
+        wrapped = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a function of TorchScript's, say
         return False
+    # A decorator may show the arguments of what it wraps, and hand on fewer.
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
+    return "num_values" in own or (takes_any and "num_values" in wrapped)
 
 
 def _draws_once(pooling: nn.Module) -> bool:
