@@ -54,10 +54,13 @@ MOVED = (Tensor, KeyedJaggedTensor, Bundle)
 
 
 def counted(part: Any) -> Any:
-    """The same part; the ids of each key are counted where a KJT is on the CPU, so that nobody need
-    ask a device for it."""
-    on_cpu = isinstance(part, KeyedJaggedTensor) and part.device().type == "cpu"
-    return part.sync() if on_cpu else part
+    """The same part; where a KJT is on the CPU, one on its tensors whose keys' ids are counted, so
+    that nobody need ask a device for it."""
+    if isinstance(part, Bundle) or not isinstance(part, KeyedJaggedTensor):
+        return part
+    # Counts stay with a KJT, and a trainer may fill the tensors of its own anew for each batch.
+    device = part.device()
+    return part.to(device).sync() if device.type == "cpu" else part
 
 
 def _fields(bundle: Any) -> dict[str, Any]:
