@@ -86,8 +86,9 @@ class DedupPooling(nn.Module):
     def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
         """[B, D] of values [N, D] in rows of `lengths` [B], and a query [B, D]."""
         pool: Callable[..., Tensor] = super().forward
-        # Whoever waits first decides whether there are gradients, and the first try has none.
-        query = awaited(query)
+        if query is not None:
+            # Whoever waits first decides whether there are gradients, and the first try has none.
+            query = awaited(query)
         asked = () if query is None else (query,)
         if not isinstance(values, Unexpanded):
             return pool(values, lengths, *asked)
