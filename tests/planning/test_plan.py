@@ -228,6 +228,8 @@ def on_machine(devices: int, sharding: Any) -> list[tuple[int, int]]:
     """`devices_on_a_rank`, of a machine with so many."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(torch.cuda, "device_count", lambda: devices)
+        # Nor is one asked for its memory, by a torch that is built for CUDA.
+        patches.setattr(torch.cuda, "is_available", lambda: False)
         return devices_on_a_rank(sharding)
 
 
