@@ -20,6 +20,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.files import found_files
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.proposal import propose
+from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import files_of, foreign_files
 from recd_plugins.data.table import Table
@@ -235,3 +236,23 @@ def test_times_of_int96_are_selected_by(tmp_path: Path) -> None:
     opened = Table.open(tmp_path / "a.parquet", SCHEMA)
     selection = Selection(where="at >= 2024-01-01", schema=opened.schema, source=SCHEMA)
     assert opened.select(selection).num_rows == 2
+
+
+def test_rows_that_arrow_does_not_read_are_missed(tmp_path: Path) -> None:
+    """Of a row group with one row, tiny pages have a first one that is empty, where Arrow ends."""
+    table = pa.table({"clicked": [0, 1], "item": [[1, 2], [3]]})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=1, data_page_size=1)
+    assert pq.ParquetFile(path).read_row_group(1, ["item"]).num_rows == 0
+    schema = "session_id: null, timestamp: null, label: clicked"
+    file = text(tmp_path / "schema.yaml", f"{{{schema}, sparse: [{{name: item, num_ids: 9}}]}}")
+    missed = "a.parquet, row group 0: Arrow reads 0 of 1 row, as of lists"
+    assert missed in recd("data", "import", path, tmp_path / "t", "--schema", file, fails=2)
+    assert not (tmp_path / "t").exists()
+    assert missed in recd("data", "schema", path, fails=2)
+    checked = CliRunner().invoke(app, ["data", "check", str(path), "--schema", str(file)])
+    assert checked.exit_code == 1
+    assert missed in checked.output
+    opened = Table.open(path, load_schema(file)).opened(path)
+    with pytest.raises(DataError, match="row group 1: Arrow reads 0 of 1 row"):
+        list(opened.iter_batches(row_groups=[1], columns=["clicked", "item"]))

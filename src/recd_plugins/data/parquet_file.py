@@ -28,7 +28,7 @@ from recd_plugins.data.left_out import (
 )
 from recd_plugins.data.parquet_pages import first_byte
 from recd_plugins.data.table_names import TableNames
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
 from recd_plugins.storage.whole_file import of_path
@@ -41,6 +41,7 @@ __all__ = [
     "FileWriter",
     "Footer",
     "OpenedFile",
+    "all_batches",
     "arrow_schema",
     "footer_in",
     "footer_of",
@@ -274,8 +275,10 @@ class OpenedFile(pq.ParquetFile):
     def iter_batches(
         self, batch_size: int = 65_536, *, columns: Sequence[str] | None = None, **options: Any
     ) -> Iterator[pa.RecordBatch]:
+        where, groups = str(self.location), options.get("row_groups")
         batches = super().iter_batches(batch_size, columns=self._own(columns), **options)
-        for batch in expanded_batches(batches, self.left_out, str(self.location)):
+        batches = all_batches(batches, self.metadata, groups, where)
+        for batch in expanded_batches(batches, self.left_out, where):
             rows = self._with_partitions(pa.Table.from_batches([batch]), columns)
             yield from rows.combine_chunks().to_batches()
 
@@ -296,6 +299,27 @@ class OpenedFile(pq.ParquetFile):
                     pa.field(name, value.type), pa.repeat(value, rows.num_rows)
                 )
         return rows.select(list(dict.fromkeys(wanted)))
+
+
+def all_batches(
+    batches: Iterator[pa.RecordBatch],
+    footer: pq.FileMetaData,
+    groups: Sequence[int] | None,
+    where: str,
+) -> Iterator[pa.RecordBatch]:
+    """The batches that Arrow reads of some row groups, or of all; `DataError` unless they have all
+    rows: Arrow ends a column of lists at a page without values, and does not say so."""
+    groups = range(footer.num_row_groups) if groups is None else groups
+    rows = left = sum(footer.row_group(group).num_rows for group in groups)
+    for batch in batches:
+        left -= batch.num_rows
+        yield batch
+    if left:
+        raise DataError(
+            f"{where}, row group {', '.join(map(str, groups))}: Arrow reads {rows - left:,} of "
+            f"{so_many(rows, 'row')}, as of lists that begin with an empty page. Write the file "
+            "again, with larger pages or row groups."
+        )
 
 
 class FileWriter(pq.ParquetWriter):

@@ -20,7 +20,7 @@ from recd_plugins.data.importing.struct_fields import field_at
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines
 from recd_plugins.data.left_out import expanded_batches, lists_left_out
-from recd_plugins.data.parquet_file import OPTIONS, footer_in
+from recd_plugins.data.parquet_file import OPTIONS, all_batches, footer_in
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.storage.uri import Location, input_file
@@ -213,11 +213,13 @@ class WholeLists(pq.ParquetFile):
 
     def iter_batches(self, *args: Any, **options: Any) -> Iterator[pa.RecordBatch]:
         """The rows of some row groups, each from its first row on."""
-        batches, columns = (
+        batches = all_batches(
             super().iter_batches(*args, **options),
-            lists_left_out(self.metadata, self._path),
+            self.metadata,
+            options.get("row_groups"),
+            str(self._path),
         )
-        return expanded_batches(batches, columns, str(self._path))
+        return expanded_batches(batches, lists_left_out(self.metadata, self._path), str(self._path))
 
 
 def opened_parquet(source: pa.NativeFile, file: ForeignFile) -> WholeLists:
