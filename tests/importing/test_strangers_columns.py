@@ -244,6 +244,69 @@ def test_an_import_takes_the_types_that_check_takes_and_no_common_one(
         assert pq.read_metadata(saved).num_rows > 2
 
 
+def files_with(folder: Path, *columns: pa.Array) -> dict[str, Any]:
+    """What is proposed for files whose column x is these, and imported by it."""
+    (folder / "log").mkdir()
+    for number, column in enumerate(columns):
+        table = pa.table({**PARTS, "x": column})
+        pq.write_table(table, folder / "log" / f"{number}.parquet", store_schema=number > 0)
+    recd("data", "import", folder / "log", folder / "t", "--accept-doubts")
+    found: dict[str, Any] = json.loads(recd("data", "schema", folder / "log", "--json"))
+    return found
+
+
+def test_lists_of_integers_in_one_file_and_of_texts_in_another_have_one_vocabulary(
+    tmp_path: Path,
+) -> None:
+    """No schema was proposed, since files disagreed."""
+    texts = pa.array([[str(one) for one in row] for row in PAIRED])
+    found = files_with(tmp_path, texts, pa.array(PAIRED, pa.list_(pa.int16(), 2)), pa.array(IDS))
+    entry = next(one for one in found["schema"]["sparse"] if one["name"] == "x")
+    assert entry["ids"] == "vocabulary"
+    made = rows_of(tmp_path / "t")["x"].to_pylist()
+    assert made[:ROWS] == made[ROWS : 2 * ROWS]
+    assert [row[:1] for row in made[:ROWS]] == made[2 * ROWS :]
+
+
+@pytest.mark.parametrize("kind", [pa.duration("us"), pa.time64("us")], ids=str)
+def test_a_type_of_one_file_that_is_no_id_leaves_the_column_out(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
+    """A schema was proposed that no import took: its column was ids, since they can be written."""
+    found = files_with(tmp_path, pa.array(IDS), pa.array(IDS, kind))
+    assert "x" not in [one["name"] for one in found["schema"]["sparse"]]
+    left = f"x: is int64 in some files and {kind} in others, and ids are integers or texts"
+    assert left in recd("data", "schema", tmp_path / "log")
+
+
+@pytest.mark.parametrize("first", [pa.int8(), pa.int64(), pa.float16(), pa.bool_()], ids=str)
+@pytest.mark.parametrize("places", [0, 2])
+def test_decimals_beside_other_numbers_are_numbers(
+    tmp_path: Path, first: pa.DataType, places: int
+) -> None:
+    """Arrow has no common type of these, and labels and prices became texts."""
+    flags_ = [one % 2 for one in range(ROWS)]
+    decimals = pa.array(flags_).cast(pa.decimal128(21, places))
+    (tmp_path / "log").mkdir()
+    for number, column in enumerate((pa.array(flags_).cast(first), decimals)):
+        table = pa.table({"item_id": PARTS["item_id"], "clicked": column})
+        pq.write_table(table, tmp_path / "log" / f"{number}.parquet")
+    recd("data", "import", tmp_path / "log", tmp_path / "t")
+    assert rows_of(tmp_path / "t")["clicked"].to_pylist() == flags_ * 2
+
+
+def test_integers_and_texts_of_them_are_no_session(tmp_path: Path) -> None:
+    """One is taken as it is and the other hashed, so each session would be two."""
+    visits = [1_000_000 + one // 4 for one in range(ROWS)]
+    (tmp_path / "log").mkdir()
+    for number, column in enumerate((pa.array(visits), pa.array(map(str, visits)))):
+        table = pa.table({**PARTS, "session_id": column})
+        pq.write_table(table, tmp_path / "log" / f"{number}.parquet")
+    found = json.loads(recd("data", "schema", tmp_path / "log", "--json"))
+    assert found["schema"]["session_id"] is None
+    assert any("'session_id' has several types" in one for one in found["doubts"])
+
+
 DAYS = [f"2024-03-{one % 9 + 1:02}" for one in IDS]
 
 

@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
 from recd_plugins.data.foreign import TextDates
+from recd_plugins.data.importing.few_types import is_number, of_few_types
 from recd_plugins.data.importing.filled_lists import filling
 from recd_plugins.data.importing.struct_fields import is_pair, undressed
 
-__all__ = ["ColumnSurvey", "Seems", "column_survey", "is_text"]
+__all__ = ["ColumnSurvey", "Seems", "column_survey"]
 
 EXAMPLES = 3
 
@@ -93,7 +94,7 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
     some."""
     kind, lists, nulls = column.type, is_list(column.type), column.null_count
     if pa.types.is_map(kind):
-        scored = _is_number(kind.item_type)
+        scored = is_number(kind.item_type)
         return ColumnSurvey(
             name=name, type=kind, seems="scored ids" if scored else "unknown", is_list=True,
             width=None, rows=len(column), nulls=nulls, values=0, distinct=0, estimate=0,
@@ -159,7 +160,7 @@ def _elements(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if is_list(column.type):
         elements = [one.flatten() for one in column.chunks]
         values = pa.chunked_array(elements, column.type.value_type)
-    values = _of_few_types(undressed(values))
+    values = of_few_types(undressed(values))
     if pa.types.is_timestamp(values.type):  # Python's times have no nanoseconds
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
     return values
@@ -210,44 +211,6 @@ def _numbers(present: pa.ChunkedArray, seems: Seems) -> _Numbers:
     return _Numbers(low, high, float(array.mean()), whole, ascending)
 
 
-def _of_few_types(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values in a type that Arrow computes with: decimals become integers if they were written so
-    or are beyond 2^53, where floats skip some; bytes become texts if they are, as Impala writes
-    them."""
-    kind = values.type
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        text = pa.types.is_string_view(kind)
-        values = values.cast(pa.large_string() if text else pa.large_binary())
-        kind = values.type
-    if are_texts(kind) and not is_text(kind):
-        try:
-            texts = values.cast(pa.binary()).cast(pa.string())
-        except pa.ArrowInvalid:
-            return values
-        odd = pc.any(pc.match_substring_regex(texts, r"[\x00-\x08]")).as_py()
-        return values if odd else texts
-    if pa.types.is_float16(kind):
-        return values.cast(pa.float32())
-    if not pa.types.is_decimal(kind):
-        return values
-    if not pa.types.is_decimal128(kind) and not pa.types.is_decimal256(kind):
-        values = values.cast(pa.decimal128(kind.precision, kind.scale))
-    ends = pc.min_max(values).as_py()
-    if kind.scale == 0 or max(-(ends["min"] or 0), ends["max"] or 0) > MOST_EXACT:
-        for whole in (pa.int64(), pa.uint64()):
-            try:
-                return values.cast(whole)
-            except pa.ArrowInvalid:
-                continue
-    return values.cast(pa.float64())
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether values of a type are texts, not bytes."""
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
 def _seems(kind: pa.DataType) -> Seems:
     types = pa.types
     if types.is_integer(kind):
@@ -263,11 +226,6 @@ def _seems(kind: pa.DataType) -> Seems:
     if is_pair(kind):
         return "scored ids"
     return "unknown"
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
 def _estimate(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:

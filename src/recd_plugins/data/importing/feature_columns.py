@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.conform.values import MOST_EXACT
+from recd_plugins.data.conform.values import MOST_EXACT, identifies, is_list
 from recd_plugins.data.importing.column_entry import (
     ColumnEntry,
     empty_share,
@@ -28,7 +28,8 @@ from recd_plugins.data.importing.column_names import (
     is_index,
     is_split,
 )
-from recd_plugins.data.importing.column_survey import ColumnSurvey, is_text
+from recd_plugins.data.importing.column_survey import ColumnSurvey
+from recd_plugins.data.importing.few_types import is_text
 from recd_plugins.data.importing.filled_lists import LARGEST
 from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
 from recd_plugins.data.importing.struct_fields import is_variant
@@ -102,6 +103,10 @@ def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
         )  # fmt: skip
     if column.seems == "unknown" and not pa.types.is_null(column.type):
         return omitted(column, f"is {str(column.type)[:80]}, which is no feature as it is")
+    kinds = survey.several.get(column.name, ())
+    if not all(identifies(one.value_type if is_list(one) else one) for one in kinds):
+        differ = " in some files and ".join(map(str, kinds))
+        return omitted(column, f"is {differ} in others, and ids are integers or texts")
     if not column.values and column.seems != "scored ids":
         return omitted(column, "no value in the sample")
     if is_index(column, survey.files[0].names):

@@ -86,7 +86,12 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
     columns = list(survey.columns)
     time = time_among(columns)
     sessions = (
-        one for one in columns if is_called(one, SESSION_WORDS) and one.may_name and not one.dates
+        one
+        for one in columns
+        if is_called(one, SESSION_WORDS)
+        and one.may_name
+        and not one.dates
+        and one.name not in survey.several  # an integer and the text of it are two sessions
     )
     session = next((one for one in sessions if one is not time), None)
     weight = next((one for one in columns if is_called(one, WEIGHT_WORDS) and one.is_number), None)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
+from recd_plugins.data.importing.few_types import is_number, of_few_types
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, num_bytes
 from recd_plugins.data.importing.json_sample import JsonKeys, json_sample
 from recd_plugins.data.importing.reading import blocks, damaged_group, opened_parquet
@@ -60,6 +61,8 @@ class Sample:
     keys: JsonKeys
     doubts: Sequence[str]
     """The questions that the sample does not settle."""
+    several: Mapping[str, Sequence[pa.DataType]]
+    """The types in Parquet of columns that files write in types with nothing in common."""
 
 
 class _SampledRows(NamedTuple):
@@ -117,14 +120,16 @@ def sample(files: Sequence[ForeignFile], wanted: Collection[str], *, alone: bool
         if not any(is_within(one, [name]) for one in wanted)
     ]
     doubts += [f"{name!r} has several types, so it is left out" for name in sorted(keys.mixed)]
+    several: dict[str, Sequence[pa.DataType]] = {}
     return Sample(
-        columns=_common_types(parts, keys, doubts, wanted if alone else ()),
+        columns=_common_types(parts, keys, doubts, wanted if alone else (), several),
         files=chosen,
         rows=max(round(rows), int(sampled)),
         sampled=int(sampled),
         exact_rows=exact,
         keys=keys,
         doubts=doubts,
+        several=several,
     )
 
 
@@ -353,9 +358,14 @@ def _cast(table: pa.Table, types: Mapping[str, pa.DataType]) -> pa.Table:
 
 
 def _common_types(
-    parts: Sequence[_SampledRows], keys: JsonKeys, doubts: list[str], wanted: Collection[str]
+    parts: Sequence[_SampledRows],
+    keys: JsonKeys,
+    doubts: list[str],
+    wanted: Collection[str],
+    several: dict[str, Sequence[pa.DataType]],
 ) -> dict[str, pa.ChunkedArray]:
-    """The columns of all parts: nulls where the rows of one lack a column."""
+    """The columns of all parts: nulls where the rows of one lack a column. Those that are texts for
+    want of a common type are added to `several`."""
     nested = keys.nested
     inner = {where[:count] for where in nested.values() for count in range(1, len(where))}
     columns: dict[str, pa.ChunkedArray] = {}
@@ -365,20 +375,23 @@ def _common_types(
         if is_within(name, keys.mappings) and (name in keys.mappings or name not in wanted):
             continue
         having = [part for part in parts if name in part or not part.late]
+        each = [part.column(name) for part in having]
         try:
-            each = [part.column(name) for part in having]
             if parts[0].file.format == "parquet":
                 each = _alike(name, each, doubts)
             column = _as_one(each)[name]
         except pa.ArrowException:
             if wanted and name not in wanted:
                 continue  # files may differ in what the schema does not name
-            texts = _as_texts(name, having)
-            if texts is None and wanted and parts[0].file.format == "parquet":
+            parquet = parts[0].file.format == "parquet"
+            texts = _as_texts([one[name] for one in each]) if parquet else None
+            if texts is None and wanted and parquet:
                 continue  # and in what it names: each file is read by its own types
             if texts is None:
                 raise _types_differ(name, having) from None
             column = texts
+            kinds = [part.column(name).schema.types[0] for part in having]
+            several[name] = [*dict.fromkeys(one for one in kinds if not pa.types.is_null(one))]
             doubts.append(
                 f"{name!r} has several types: an id that is hashed or of a vocabulary may, but "
                 "nothing else"
@@ -391,7 +404,8 @@ def _common_types(
 
 def _alike(name: str, tables: list[pa.Table], doubts: list[str]) -> list[pa.Table]:
     """A column of Parquet, whose types may differ as the rows of a table do: single values are
-    lists of one beside lists, flags numbers beside these, and times of any unit and zone times."""
+    lists of one beside lists, flags and decimals numbers beside these, and times of any unit and
+    zone times."""
     kinds = {kind for table in tables if not pa.types.is_null(kind := table.schema.types[0])}
     if len(kinds) < 2:
         return tables
@@ -401,8 +415,9 @@ def _alike(name: str, tables: list[pa.Table], doubts: list[str]) -> list[pa.Tabl
         columns = [_in_lists(one) for one in columns]
     elif all(pa.types.is_temporal(kind) for kind in kinds):
         columns = [one.cast(pa.timestamp("us", "UTC"), safe=False) for one in columns]
-    elif pa.bool_() in kinds:
+    elif all(pa.types.is_boolean(kind) or is_number(kind) for kind in kinds):
         columns = [one.cast(pa.int8()) if one.type == pa.bool_() else one for one in columns]
+        columns = [of_few_types(one) for one in columns]
     return [pa.table({name: one}) for one in columns]
 
 
@@ -415,16 +430,13 @@ def _in_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.ListArray.from_arrays(offsets, values, mask=values.is_null())])
 
 
-def _as_texts(name: str, parts: Sequence[_SampledRows]) -> pa.ChunkedArray | None:
-    """A column of Parquet whose types have no more in common than that they can be written; None
-    where they have not even that."""
-    if parts[0].file.format != "parquet":
-        return None
+def _as_texts(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray | None:
+    """A column of Parquet whose types have no more in common than that they, or the elements of
+    their lists, can be written; None where they have not even that."""
+    lists = any(is_list(one.type) for one in columns)
+    kind = pa.list_(pa.string()) if lists else pa.string()
     try:
-        return pa.chunked_array(
-            [chunk.cast(pa.string()) for part in parts for chunk in part.column(name)[name].chunks],
-            pa.string(),
-        )
+        return pa.chunked_array([chunk.cast(kind) for one in columns for chunk in one.chunks], kind)
     except pa.ArrowException:
         return None
 

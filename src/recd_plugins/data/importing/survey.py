@@ -39,6 +39,8 @@ class Survey:
     """How text is read, according to options and a schema."""
     doubts: tuple[str, ...]
     """Questions that the sample does not settle."""
+    several: Mapping[str, Sequence[pa.DataType]]
+    """The types of columns that files write in types with nothing in common."""
     sample: Mapping[str, pa.ChunkedArray] = field(repr=False, compare=False)
     """The rows that were looked at, by column."""
 
@@ -94,6 +96,7 @@ def survey(
         read_as=read_as,
         form=form,
         doubts=tuple(doubts),
+        several=found.several,
         sample=columns,
     )
 
