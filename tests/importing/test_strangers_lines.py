@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from imported_tables import recd, rows_of
 from strangers_files import text
 from typer.testing import CliRunner
 
@@ -250,3 +251,19 @@ def test_a_list_may_begin_with_a_null_in_the_first_line(tmp_path: Path, values: 
     told = json_rows.read_json(pa.py_buffer(path.read_bytes()), schema)
     told.validate(full=True)
     assert told["ids"].to_pylist() == [row["ids"] for row in rows]
+
+
+@pytest.mark.parametrize("nothing", ["", "NULL", "NA"])
+def test_a_flag_that_some_rows_lack_is_proposed_with_what_stands_for_it(
+    tmp_path: Path, nothing: str
+) -> None:
+    """A lacking flag counted as false in the survey, and an import stopped at the null."""
+    flags = ["true", nothing, "False"] * 100
+    rows = [f"{n % 2},{flag},{n % 7}\n" for n, flag in enumerate(flags)]
+    file = text(tmp_path / "a.csv", "".join(["clicked,mobile,item_id\n", *rows]))
+    assert "mobile, nulls: {value: 0}}  # booleans; 33.3% empty" in recd("data", "schema", file)
+    recd("data", "import", file, tmp_path / "t")
+    assert rows_of(tmp_path / "t")["mobile"].to_pylist() == [1.0, 0.0, 0.0] * 100
+    labels = file.read_text().replace("clicked,mobile", "other,clicked")
+    recd("data", "import", text(tmp_path / "b.csv", labels), tmp_path / "u", "--accept-doubts")
+    assert rows_of(tmp_path / "u")["clicked"].to_pylist() == [1.0, 0.0] * 100

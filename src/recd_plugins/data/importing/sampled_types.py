@@ -195,7 +195,7 @@ def _as_narrow(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
             except pa.ArrowInvalid:
                 continue
     if set(pc.unique(trimmed).drop_null().to_pylist()[:8]) <= BOOLEANS:
-        return pc.is_in(pc.utf8_lower(trimmed), pa.array(["true"]))
+        return pc.equal(pc.utf8_lower(trimmed), "true")  # null where there is no text
     found = _times(texts)
     if found is not None:
         return found
