@@ -307,6 +307,39 @@ def test_integers_and_texts_of_them_are_no_session(tmp_path: Path) -> None:
     assert any("'session_id' has several types" in one for one in found["doubts"])
 
 
+@pytest.mark.parametrize("second", ["ts", "event_time", "cat_id", "category"])
+def test_what_is_called_an_id_or_a_time_is_no_weight(tmp_path: Path, second: str) -> None:
+    """Of pairs the second was the weight, so that embeddings were multiplied by seconds since
+    1970."""
+    pairs = [[{"item_id": one, second: 1_700_000_000 + one}] for one in IDS]
+    left = f"hist: lists of `item_id` with `{second}`, which is no weight: write a list of each"
+    pq.write_table(pa.table({**PARTS, "hist": pairs}), tmp_path / "a.parquet")
+    lines = [json.dumps({"clicked": at % 2, "hist": one}) for at, one in enumerate(pairs)]
+    for file in (tmp_path / "a.parquet", text(tmp_path / "a.jsonl", "\n".join(lines))):
+        said = recd("data", "schema", file)
+        assert left in said
+        assert "scored" not in said
+
+
+@pytest.mark.parametrize("second", ["weight", "item_score", "price"])
+def test_what_is_taken_for_a_weight_is_named(tmp_path: Path, second: str) -> None:
+    pairs = [[{"id": one, second: one / 4}] for one in IDS]
+    pq.write_table(pa.table({**PARTS, "hist": pairs}), tmp_path / "a.parquet")
+    said = recd("data", "schema", tmp_path / "a.parquet")
+    assert "scored: true" in said
+    doubt = f"`{second}` is taken for the weight of each `id`: if it is none, write a list of each"
+    assert (doubt in said) == (second != "weight")
+
+
+def test_integers_that_no_64_bits_hold_are_left_out_as_such(tmp_path: Path) -> None:
+    """All were 1e+30 to the survey: the same value in every row."""
+    wide = pa.array([Decimal(10**30 + one) for one in IDS], pa.decimal128(38, 0))
+    for column in (wide, pa.array([[one] for one in wide.to_pylist()], pa.list_(wide.type))):
+        pq.write_table(pa.table({**PARTS, "key": column}), tmp_path / "a.parquet")
+        said = recd("data", "schema", tmp_path / "a.parquet")
+        assert "key: integers of more than 64 bits: write them as texts" in said
+
+
 DAYS = [f"2024-03-{one % 9 + 1:02}" for one in IDS]
 
 

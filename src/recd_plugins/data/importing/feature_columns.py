@@ -27,6 +27,7 @@ from recd_plugins.data.importing.column_names import (
     is_called,
     is_index,
     is_split,
+    words_of,
 )
 from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.few_types import is_text
@@ -50,6 +51,8 @@ PRINTED = (
 CATEGORY = r"[Cc](at|ate)?_?\d+"
 MOST_VOCABULARY = 5_000_000
 """With more values than this, ids are hashed: a vocabulary of them takes memory and a pass."""
+PAIR = ("id", "weight")
+"""The names of an id and its weight that leave nothing to ask."""
 FEWEST_ELEMENTS = 100
 """With fewer values than this, nothing tells ids from counts."""
 NEARLY = 0.9
@@ -107,6 +110,11 @@ def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
     if not all(identifies(one.value_type if is_list(one) else one) for one in kinds):
         differ = " in some files and ".join(map(str, kinds))
         return omitted(column, f"is {differ} in others, and ids are integers or texts")
+    if column.seems == "scored ids" and (pair := _pair(column)):
+        first, second = pair
+        if not (ID_WORDS | TIME_WORDS).isdisjoint([*words_of(second)[-1:], second.lower()]):
+            why = f"lists of `{first}` with `{second}`, which is no weight: write a list of each"
+            return omitted(column, why)
     if not column.values and column.seems != "scored ids":
         return omitted(column, "no value in the sample")
     if is_index(column, survey.files[0].names):
@@ -133,12 +141,30 @@ def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
         )
     if are_times(column):
         return omitted(column, "lists of times, which are no ids")
+    if _is_wide(column):
+        return omitted(column, "integers of more than 64 bits: write them as texts")
     if column.distinct == 1 and not column.is_list and column.nulls:
         shown = f"{column.examples[0]}; {empty_share(column)} empty"
         return omitted(column, f"the same value in every row of the sample that has one ({shown})")
     if column.distinct == 1 and not column.is_list:
         return omitted(column, f"the same value in every row of the sample ({column.examples[0]})")
     return None
+
+
+def _pair(column: ColumnSurvey) -> tuple[str, str] | None:
+    """What the two parts of its scored ids are called; None of maps, whose parts have no names."""
+    if pa.types.is_map(column.type):
+        return None
+    first, second = column.type.value_type
+    return first.name, second.name
+
+
+def _is_wide(column: ColumnSurvey) -> bool:
+    """Whether its decimals are integers that only floats come near."""
+    kind = column.type.value_type if column.is_list else column.type
+    if not pa.types.is_decimal(kind) or kind.scale > 0 or column.high is None:
+        return False
+    return bool(column.high >= 2**64 or column.low < -(2**63))
 
 
 def _no_ids(column: ColumnSurvey) -> ColumnEntry | None:
@@ -293,6 +319,11 @@ def _sparse(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if column.seems == "scored ids":
         value |= {"num_ids": 100_000, "ids": "hash", "scored": True}
         entry.doubts.append("ids with weights: their number was not counted")
+        if (pair := _pair(column)) and pair != PAIR:
+            entry.doubts.append(
+                f"`{pair[1]}` is taken for the weight of each `{pair[0]}`: if it is none, write a "
+                "list of each"
+            )
     elif fits:
         value["num_ids"] = int(column.high) + 1
     elif column.most <= MOST_VOCABULARY and not _is_binary(column):
