@@ -331,6 +331,14 @@ def test_what_is_taken_for_a_weight_is_named(tmp_path: Path, second: str) -> Non
     assert (doubt in said) == (second != "weight")
 
 
+@pytest.mark.parametrize("key", [pa.int64(), pa.string()], ids=str)
+def test_a_map_has_no_names_to_ask_about(tmp_path: Path, key: pa.DataType) -> None:
+    maps = [[(one, 0.5)] for one in pa.array(IDS).cast(key).to_pylist()]
+    column = pa.array(maps, pa.map_(key, pa.float32()))
+    pq.write_table(pa.table({**PARTS, "hist": column}), tmp_path / "a.parquet")
+    assert "scored: true" in recd("data", "schema", tmp_path / "a.parquet")
+
+
 def test_integers_that_no_64_bits_hold_are_left_out_as_such(tmp_path: Path) -> None:
     """All were 1e+30 to the survey: the same value in every row."""
     wide = pa.array([Decimal(10**30 + one) for one in IDS], pa.decimal128(38, 0))

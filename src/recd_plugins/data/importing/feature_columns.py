@@ -161,7 +161,7 @@ def _pair(column: ColumnSurvey) -> tuple[str, str] | None:
 
 def _is_wide(column: ColumnSurvey) -> bool:
     """Whether its decimals are integers that only floats come near."""
-    kind = column.type.value_type if column.is_list else column.type
+    kind = column.type.value_type if is_list(column.type) else column.type
     if not pa.types.is_decimal(kind) or kind.scale > 0 or column.high is None:
         return False
     return bool(column.high >= 2**64 or column.low < -(2**63))
