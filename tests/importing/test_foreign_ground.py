@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import uuid
 from pathlib import Path
 from typing import Any
@@ -689,3 +690,26 @@ def test_tabs_and_doubled_quotes_within_quotes_that_tabs_part(tmp_path: Path) ->
         read = block.rows(["query"], surveys.survey(foreign_files([path])).read_as)["query"]
         wanted = [chosen[one % len(chosen)].replace('""', '"') for one in range(90)]
         assert read.to_pylist() == wanted
+
+
+def test_a_registry_of_files_in_place_is_written_once_vocabularies_are_counted(
+    tmp_path: Path,
+) -> None:
+    """`recd train` refused it, when all ranks had started."""
+    path = write(tmp_path / "a b.parquet", clicks(200))
+    schema: dict[str, Any] = {"timestamp": None, "session_id": None, "label": "clicked"}
+    schema["sparse"] = [{"name": "item_id", "num_ids": 300, "ids": "vocabulary"}]
+    file = text(tmp_path / "schema.yaml", json.dumps(schema))
+    out = tmp_path / "registry.yaml"
+    init = ("init", path, "--test", path, "--schema", file, "--out", out)
+    refused = recd(*init, fails=2)
+    assert "schema.yaml: `ids: vocabulary` of item_id names no vocabulary" in refused
+    assert not out.exists()
+    printed = refused[refused.index("recd data vocabulary ") : refused.index("; and write")]
+    command = shlex.split(printed)[1:]
+    saved = tmp_path / "1.parquet"
+    recd(*[saved if one == "1.parquet" else one for one in command])
+    schema["sparse"][0]["vocabulary"] = str(saved)
+    text(file, json.dumps(schema))
+    recd(*init)
+    assert out.exists()

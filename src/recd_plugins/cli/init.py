@@ -132,8 +132,26 @@ def registry_of_table(
                 f"names of modules. Write `table: {name.replace('.', '_')}` for its features in "
                 "the schema, and import again what was imported with that schema."
             )
+    if foreign is not None:
+        _check_vocabularies(foreign, train, schema)
     text = registry_text(train, held_out, opened.schema, opened.num_rows, foreign)
     return text, opened
+
+
+def _check_vocabularies(foreign: ForeignSchema, train: Location, schema: Location | None) -> None:
+    """Raise `DataError` if features need vocabularies that the schema does not name."""
+    from recd_plugins.errors import DataError, listed
+
+    lacking = [
+        one.name for one in foreign.sparse if one.ids == "vocabulary" and one.vocabulary is None
+    ]
+    if lacking:
+        raise DataError(
+            f"{schema}: `ids: vocabulary` of {listed(lacking)} names no vocabulary. Count each: "
+            f"recd data vocabulary {shlex.quote(str(train))} --column {shlex.quote(lacking[0])} "
+            f"--save 1.parquet --schema {shlex.quote(str(schema))}; and write into its entry what "
+            "that prints. Or write `ids: hash`, or `recd data import` the files, which makes them."
+        )
 
 
 def registry_text(
