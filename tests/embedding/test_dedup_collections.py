@@ -101,7 +101,7 @@ def test_pooled_features_stay_unique() -> None:
         unique = name.split("@")[0] not in ("shop", "seller")
         assert isinstance(tensor, Unexpanded) == isinstance(found[name], Unexpanded) == unique
         if unique:
-            assert tensor.unique.shape[0] < len(batch)
+            assert tensor.of_unique.shape[0] < len(batch)
         torch.testing.assert_close(tensor + 0, expected[name])
 
 

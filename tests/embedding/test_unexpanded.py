@@ -53,12 +53,12 @@ def test_it_is_a_tensor_and_says_so_without_expanding() -> None:
         assert (len(made), made.ndim, made.dim()) == (shape[0], len(shape), len(shape))
         assert made.numel() == torch.numel(made) == torch.Size(shape).numel()
         assert made.stride() == torch.empty(shape).stride()
-        assert made.dtype == made.unique.dtype
+        assert made.dtype == made.of_unique.dtype
         assert made.device == unique.device
-        assert made.requires_grad == made.unique.requires_grad
-        assert made.is_floating_point() == made.unique.is_floating_point()
+        assert made.requires_grad == made.of_unique.requires_grad
+        assert made.is_floating_point() == made.of_unique.is_floating_point()
         assert (made.is_cuda, made.is_sparse, made.layout) == (False, False, torch.strided)
-        assert str(list(made.unique.shape)) in repr(made)
+        assert str(list(made.of_unique.shape)) in repr(made)
         assert made.is_unique
         assert not is_expanded(made)
 
@@ -152,7 +152,7 @@ def test_features_beside_ones_that_torchrec_still_waits_for(join: Callable[..., 
     made = [Unexpanded.rows(unique, LOOKUP), Unexpanded.rows(unique.sin(), LOOKUP)]
     expected = join([made[0].expanded(), made[1].expanded(), other], 1)
     for place in range(3):
-        fresh: list[Any] = [Unexpanded.rows(one.unique, LOOKUP) for one in made]
+        fresh: list[Any] = [Unexpanded.rows(one.of_unique, LOOKUP) for one in made]
         fresh.insert(place, LazyNoWait(other))
         found = join(fresh, 1)
         assert torch.equal(found, expected[:, _moved(join, place)])
@@ -209,7 +209,7 @@ def test_it_expands_once() -> None:
 def test_gradients_by_the_expansion_and_by_the_unique_samples_add_up() -> None:
     unique = leaf()
     made = values(unique * 2)
-    (made.sin().sum() + made.unique.cos().sum() + made.expanded()[0].sum()).backward()
+    (made.sin().sum() + made.of_unique.cos().sum() + made.expanded()[0].sum()).backward()
     ours, unique.grad = unique.grad, None
     doubled = unique * 2
     (doubled[CELLS].sin().sum() + doubled.cos().sum() + doubled[0].sum()).backward()
@@ -327,6 +327,28 @@ def test_in_compiled_script() -> None:
     assert unique.grad[0, 0] == 10 + 5
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch.compile asks for
+def test_a_compiled_function_reads_it() -> None:
+    def read(jagged: JaggedTensor, rows: Tensor) -> Tensor:
+        summed: Tensor = (jagged.values().tanh().sum() + rows.sum()) * jagged.lengths().sum()
+        return summed
+
+    unique = leaf()
+    given = JaggedTensor(values(unique), lengths=Unexpanded.rows(LENGTHS, LOOKUP))
+    compiled = torch.compile(read, backend="aot_eager")
+    compiled(given, Unexpanded.rows(unique, LOOKUP)).backward()
+    ours, unique.grad = unique.grad, None
+    (10 * (unique[CELLS].tanh().sum() + unique[LOOKUP].sum())).backward()
+    torch.testing.assert_close(ours, unique.grad)
+
+
+def test_its_own_names_hide_no_method_of_a_dense_tensor() -> None:
+    own = {*vars(Unexpanded), *Unexpanded.__annotations__}
+    hidden = {name for name in own if hasattr(Tensor, name) and not name.startswith("__")}
+    assert hidden == {"values"}  # which only sparse tensors have
+    assert Unexpanded.rows(LENGTHS, LOOKUP).unique().tolist() == [0, 2, 3]
+
+
 def test_in_a_jagged_tensor() -> None:
     jagged = JaggedTensor(values=values(leaf()), lengths=Unexpanded.rows(LENGTHS, LOOKUP))
     assert isinstance(jagged.values(), Unexpanded)
@@ -346,7 +368,7 @@ def test_moves_and_casts_stay_unexpanded() -> None:
         assert moved.requires_grad
     assert made.to("cpu") is made
     assert made.contiguous() is made
-    made.double().unique.sum().backward()
+    made.double().of_unique.sum().backward()
     assert unique.grad is not None
     detached = made.detach()
     assert isinstance(detached, Unexpanded)
@@ -443,7 +465,7 @@ class Half(nn.Module):
 
     def forward(self, x: Tensor) -> Unexpanded:
         made = values(self.inner(x))
-        return Unexpanded.rows(self.outer(made.unique[:3] + made[5:8]), LOOKUP)
+        return Unexpanded.rows(self.outer(made.of_unique[:3] + made[5:8]), LOOKUP)
 
 
 def under_ddp() -> list[Tensor]:

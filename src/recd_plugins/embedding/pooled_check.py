@@ -52,7 +52,7 @@ class PooledCheck:
             and isinstance(lengths, Unexpanded)
             and made.shares_lookup(values)
         ):  # a vector for each unique sample, which is far faster to ask than what stands for all
-            values, lengths, made = values.unique, lengths.unique, made.unique
+            values, lengths, made = values.of_unique, lengths.of_unique, made.of_unique
         self.hold(pooling, values, lengths, made)
 
     def refuse_query(

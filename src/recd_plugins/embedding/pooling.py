@@ -100,9 +100,9 @@ class DedupPooling(nn.Module):
         if query is None or not _needs_query(self):
             of_unique = ()
         elif isinstance(query, Unexpanded) and _alike(values, query):
-            of_unique = (first_rows(query.unique, lengths.unique.numel()),)
+            of_unique = (first_rows(query.of_unique, lengths.of_unique.numel()),)
         if of_unique is not None:
-            shared = values.unique, lengths.unique, *of_unique
+            shared = values.of_unique, lengths.of_unique, *of_unique
             if why := _why_of_all(self, pool, shared, (values, lengths, *asked)):
                 _warn_once(self, why)
                 return pool(*_of_all(values, lengths, *asked))
@@ -110,14 +110,14 @@ class DedupPooling(nn.Module):
                 if isinstance(one, Unexpanded):
                     one.took()
             pooled = pool(*shared)
-            if not _has_rows(pooled, lengths.unique.numel()):
-                check_unique(self, values.unique, lengths.unique, pooled)
+            if not _has_rows(pooled, lengths.of_unique.numel()):
+                check_unique(self, values.of_unique, lengths.of_unique, pooled)
                 vars(self)[TRIED].makes_rows = False
                 _warn_once(self, MAKES_OTHERS)
                 return pool(*_of_all(values, lengths, *asked))
             return Unexpanded.rows(pooled, lookup)
-        if _repeats_nothing(lookup, lengths.unique.numel()):
-            return pool(values.took(), lengths.unique, query)
+        if _repeats_nothing(lookup, lengths.of_unique.numel()):
+            return pool(values.took(), lengths.of_unique, query)
         assert query is not None  # else it needs none
         pool_unique = _pool_unique(self)
         if pool_unique is None:
@@ -125,7 +125,7 @@ class DedupPooling(nn.Module):
             return pool(*_of_all(values, lengths, query))
         if _takes_num_values(pool_unique):
             pool_unique = partial(pool_unique, num_values=values.shape[0])
-        of_all = values.unique, lengths.unique, query, lookup
+        of_all = values.of_unique, lengths.of_unique, query, lookup
         if why := _why_of_all(self, pool_unique, of_all, (values, lengths, query)):
             _warn_once(self, why)
             return pool(*_of_all(values, lengths, query))

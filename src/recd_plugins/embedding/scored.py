@@ -19,7 +19,7 @@ def weighed(jagged: JaggedTensor, features: KeyedJaggedTensor | SparseFeatures, 
     if isinstance(values, Unexpanded) and values.is_unique and isinstance(features, SparseFeatures):
         weights = features.rows[key].weights
         assert values.lengths is not None
-        unique = values.took() * _column(weights, values.unique, key)
+        unique = values.took() * _column(weights, values.of_unique, key)
         return Unexpanded.values(unique, values.lengths, values.inverse_lookup, len(values))
     product: Tensor = values * _column(features[key].weights_or_none(), values, key)
     return product

@@ -22,6 +22,7 @@ from recd_plugins.compat.pytorch import (
     without_memory,
     written_arguments,
 )
+from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.embedding.expand import (
     cells_of,
     expand_columns,
@@ -35,15 +36,15 @@ __all__ = ["StandsFor", "Unexpanded"]
 
 
 StandsFor: TypeAlias = tuple[Tensor, Tensor, Tensor | None, int]
-"""What an `Unexpanded` stands for: its `unique`, `inverse_lookup` and `lengths`, and the number of
-its rows, B or N. A plain tuple, since a class would take as many calls as the tensor itself."""
+"""What an `Unexpanded` stands for: its `of_unique`, `inverse_lookup` and `lengths`, and the number
+of its rows, B or N. A plain tuple, since a class would take as many calls as the tensor itself."""
 
 
 class Unexpanded(Tensor):
-    """Stands for [B, ...] or [N, ...] of all samples; holds `unique` [U, ...] or [N_u, ...].
+    """Stands for [B, ...] or [N, ...] of all samples; holds `of_unique` [U, ...] or [N_u, ...].
 
     Any torch operation on it, and any operator or index of Python's, is done on `expanded()`.
-    Gradients that come by the expansion and by `unique` add up. Moves and casts (`to`,
+    Gradients that come by the expansion and by `of_unique` add up. Moves and casts (`to`,
     `float`, `detach`, ...) stay unexpanded.
 
     Once the expansion is changed in place, or its gradient is asked for, `is_unique` is false and
@@ -51,7 +52,7 @@ class Unexpanded(Tensor):
     be asked for.
     """
 
-    unique: Tensor  # type: ignore[assignment]
+    of_unique: Tensor
     """The tensor that is kept, with its gradient; it may end in rows of padding that no sample
     has."""
     inverse_lookup: Tensor
@@ -98,6 +99,7 @@ class Unexpanded(Tensor):
             num_values = int(lengths[inverse_lookup].sum())
         return _stands([(unique, inverse_lookup, lengths, num_values)])[0]
 
+    @outside_of_graphs
     def expanded(self) -> Tensor:
         """The tensor it stands for: an ordinary one, always the same."""
         if self._expanded is None:
@@ -113,16 +115,16 @@ class Unexpanded(Tensor):
             return self._before
         if (source := self._source) is not None:
             return source.expanded().detach()
-        return self._expand(self.unique)
+        return self._expand(self.of_unique)
 
     def took(self) -> Tensor:
-        """`unique`, for code that computes with it instead of the expansion."""
+        """`of_unique`, for code that computes with it instead of the expansion."""
         self._was_taken = True
-        return self.unique
+        return self.of_unique
 
     @property
     def is_unique(self) -> bool:
-        """Whether `unique` holds everything: nobody changed the expansion in place, or waits for
+        """Whether `of_unique` holds everything: nobody changed the expansion in place, or waits for
         its gradient."""
         if self._only_expansion or self._gets_gradient:
             return False
@@ -135,7 +137,7 @@ class Unexpanded(Tensor):
     def _gets_gradient(self) -> bool:
         """Whether the gradient of the expansion must come here, and not to the unique samples,
         since somebody waits for it or an autograd function returned this."""
-        if self._is_watched or self.unique.requires_grad:
+        if self._is_watched or self.of_unique.requires_grad:
             return self._is_watched
         with torch.DisableTorchFunctionSubclass():
             return self.requires_grad
@@ -166,7 +168,7 @@ class Unexpanded(Tensor):
         return _stands([(unique, lookup, lengths, self.shape[0])])[0]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        kept = list(self.unique.shape)
+        kept = list(self.of_unique.shape)
         return f"Unexpanded({list(self.shape)}, unique={kept}, dtype={self.dtype})"
 
     @classmethod
@@ -186,8 +188,8 @@ class Unexpanded(Tensor):
         tensor = args[0] if args else None
         if isinstance(tensor, Unexpanded) and tensor.is_unique and func in ON_UNIQUE:
             rest, kwargs = pytree.tree_map(_expanded, (args[1:], kwargs))
-            unique = func(tensor.unique, *rest, **kwargs)
-            if unique is tensor.unique:
+            unique = func(tensor.of_unique, *rest, **kwargs)
+            if unique is tensor.of_unique:
                 return tensor
             made = tensor._like(unique)
             if func in DETACHES:
@@ -222,7 +224,7 @@ class Unexpanded(Tensor):
         """
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default and args[0].is_unique:
-            return args[0]._like(args[0].unique.detach())
+            return args[0]._like(args[0].of_unique.detach())
         given = {**dict(zip(argument_names(func), args, strict=False)), **kwargs}
         for name in written_arguments(func):
             if any(isinstance(leaf, Unexpanded) for leaf in pytree.tree_leaves(given.get(name))):
@@ -315,7 +317,7 @@ def _stands(those: Sequence[StandsFor]) -> list[Unexpanded]:
     for unique, lookup, lengths, rows in those:
         learns = unique.requires_grad
         made = next(with_gradient) if learns else without_memory(Unexpanded, unique, rows)
-        made.unique, made.inverse_lookup, made.lengths = unique, lookup, lengths
+        made.of_unique, made.inverse_lookup, made.lengths = unique, lookup, lengths
         made._expanded = None
         every.append(made)
     return every
@@ -335,7 +337,7 @@ def _columns(tensors: Sequence[Tensor], dim: int = 0, **others: Any) -> Tensor |
     alike = set()
     for tensor in tensors:
         if _is_column(tensor):
-            lookup, unique = tensor.inverse_lookup, tensor.unique
+            lookup, unique = tensor.inverse_lookup, tensor.of_unique
             num_rows = lookup.numel()  # asking the stand itself takes ten times as long
             stands.append(tensor)
         else:
@@ -373,7 +375,7 @@ def _data(value: Any) -> Any:
         return value
     if value._expanded is not None:
         return value._expanded.detach()
-    return value._expand(value.unique.detach())
+    return value._expand(value.of_unique.detach())
 
 
 PROPERTIES = (
