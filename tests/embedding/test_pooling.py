@@ -139,7 +139,6 @@ class Later(LazyAwaitable[Tensor]):
 
 
 def test_a_query_that_is_still_on_its_way_gets_its_gradient() -> None:
-    """The pooling is tried without gradients when it is first handed unique samples."""
     samples, others = Samples(), Samples()
     pooling, other = (DedupPooling(build("attention")) for _ in range(2))
     theirs = gradients(other, other(*others.deduplicated(), others.query * 2), others)
@@ -366,8 +365,90 @@ def test_buffers_are_those_of_all_samples(in_all: bool, caplog: pytest.LogCaptur
     assert isinstance(pooled, Unexpanded) != in_all
     assert caplog.messages == in_all * [
         "DedupCounting pools all samples, duplicates included: it keeps numbers of all that it is "
-        "handed (buffers), and those of unique samples are others."
+        "handed (buffers or attributes), and those of unique samples are others."
     ]
+
+
+class Annealed(Silent):
+    """Counts its calls and logs them in attributes."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[float] = []
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        self.log.append(self.calls)
+        return super().forward(values, lengths, query) / len(self.log)
+
+
+class Hooking(Silent):
+    """Has its values' gradient halved."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        values.register_hook(lambda gradient: gradient / 2)
+        return super().forward(values, lengths, query)
+
+
+class Writing(Silent):
+    """Changes its values in place."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        return super().forward(values.mul_(3), lengths, query)
+
+
+@pytest.mark.parametrize("kind", [Annealed, Hooking, Writing])
+def test_the_first_step_is_like_the_others(kind: type[Silent]) -> None:
+    """A pooling is tried when it is first handed unique samples, and the try leaves nothing."""
+    plain, pooling = kind().double(), DedupPooling(kind().double())
+    for _ in range(2):
+        samples, others = Samples(), Samples()
+        unique = Unexpanded.values(samples.values * 2, samples.lengths, samples.lookup)
+        pooled = pooling(unique, Unexpanded.rows(samples.lengths, samples.lookup))
+        assert isinstance(pooled, Unexpanded)
+        expanded, of_all = others.expanded()
+        wanted = plain(expanded * 2, of_all)
+        torch.testing.assert_close(pooled + 0, wanted, rtol=1e-9, atol=1e-9)
+        for one, other in zip(
+            gradients(pooling, pooled, samples), gradients(plain, wanted, others), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    logs = [vars(one).get("log") for one in (plain, pooling)]
+    assert logs[0] == logs[1]
+
+
+class Beside(Silent):
+    """Reads by an attribute what a sharded module yields."""
+
+    items: Any = None
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        return super().forward(values, lengths, query) * torch.sum(self.items)
+
+
+def test_what_a_pooling_is_first_to_wait_for_gets_its_gradient() -> None:
+    pooling, samples = DedupPooling(Beside().double()), Samples()
+    items = torch.ones(3, dtype=torch.double, requires_grad=True)
+    pooling.items = Later(lambda: items * 2)
+    pooling(*samples.deduplicated()).sum().backward()
+    assert items.grad is not None
+
+
+class Remembering(Silent):
+    """Keeps the values that it was handed in an attribute."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        self.seen = values.detach()
+        return super().forward(values, lengths, query)
+
+
+def test_what_a_pooling_keeps_in_attributes_is_of_all_samples() -> None:
+    pooling, samples = DedupPooling(Remembering().double()), Samples()
+    for training in (True, False):
+        pooling.train(training)(*samples.deduplicated())
+        torch.testing.assert_close(pooling.seen, samples.expanded()[0])
 
 
 def test_dropout_that_is_raised_as_training_goes_on_is_each_sample_s() -> None:

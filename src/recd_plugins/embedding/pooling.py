@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -87,8 +90,7 @@ class DedupPooling(nn.Module):
         """[B, D] of values [N, D] in rows of `lengths` [B], and a query [B, D]."""
         pool: Callable[..., Tensor] = super().forward
         if query is not None:
-            # Whoever waits first decides whether there are gradients, and the first try has none.
-            query = awaited(query)
+            query = awaited(query)  # it may be a sharded collection's, and still on its way
         asked = () if query is None else (query,)
         if not isinstance(values, Unexpanded):
             return pool(values, lengths, *asked)
@@ -150,12 +152,15 @@ MAKES_OTHERS = (
     "it returns something else than one vector for each row, which nothing puts beside the samples"
 )
 KEEPS = (
-    "it keeps numbers of all that it is handed (buffers), and those of unique samples are others"
+    "it keeps numbers of all that it is handed (buffers or attributes), and those of unique "
+    "samples are others"
 )
 NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
 )
+OF_MODULES = frozenset(vars(nn.Module()))
+"""The attributes that every module of torch has."""
 DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 
@@ -253,8 +258,8 @@ class _Tried:
     makes_rows: bool = True
     """Whether it made a vector for each row of all that it was handed."""
     keeps: bool | None = None
-    """Whether its buffers differ after unique samples and after all samples; None before any sample
-    repeats."""
+    """Whether its buffers or attributes differ after unique samples and after all samples; None
+    before any sample repeats."""
 
 
 TRIED = "recd_tried"
@@ -285,7 +290,7 @@ def _why_of_all(
     if has_values and not draws_once and any(one.training and one.p for one in tried.dropouts):
         return DRAWS
     if not pooling.training:
-        return ""
+        return KEEPS if tried.keeps else ""
     if has_values and None in (tried.draws, tried.keeps):
         _try(tried, pooling, pool, unique, every)
     if tried.keeps:
@@ -300,27 +305,71 @@ def _try(
     unique: Sequence[Tensor],
     every: Sequence[Tensor],
 ) -> None:
-    """Find out what a pooling does beside returning its result, and undo all of it."""
+    """Find out what a pooling does beside returning its result, and undo all of it.
+
+    Whether there are gradients is as it will be: whoever is first to wait for what a sharded
+    collection yields, as the pooling may by an attribute, decides it for all others.
+    """
     device = unique[0].device
     before, kept = _random_state(device), _buffers(pooling)
-    with torch.no_grad():
-        pool(*unique)
-        tried.draws = not torch.equal(before, _random_state(device))
-        by_unique = _buffers(pooling)
-        _restore(before, device)
-        if _alike_buffers(kept, by_unique):
-            tried.keeps = False
-        elif every[1].numel() > unique[1].numel():
-            _set_buffers(pooling, kept)
-            pooling.forward(*_of_all(*every))
-            tried.keeps = not _alike_buffers(by_unique, _buffers(pooling))
-            _restore(before, device)
+    numbers = _numbers(pooling)
+    with _on_copies(pooling):
+        pool(*map(_copied, unique))
+        by_unique = _numbers(pooling)
+    tried.draws = not torch.equal(before, _random_state(device))
+    _restore(before, device)
+    if _alike_all(numbers, by_unique):
+        tried.keeps = False
+    elif every[1].numel() > unique[1].numel():
         _set_buffers(pooling, kept)
+        with _on_copies(pooling):
+            pooling.forward(*map(_copied, _of_all(*every)))
+            tried.keeps = not _alike_all(by_unique, _numbers(pooling))
+        _restore(before, device)
+    _set_buffers(pooling, kept)
+
+
+def _copied(given: Any) -> Any:
+    """A copy of a tensor, which a pooling may change in place or put hooks on."""
+    if not isinstance(given, Tensor):
+        return given
+    with torch.enable_grad():
+        return given.detach().requires_grad_(given.requires_grad).clone()
+
+
+@contextmanager
+def _on_copies(pooling: nn.Module) -> Iterator[None]:
+    """What its attributes hold is changed inside in copies; afterwards they are what they were."""
+    owned = [(vars(part), dict(vars(part))) for part in pooling.modules()]
+    for now, before in owned:
+        for name, value in before.items():
+            if name not in OF_MODULES and type(value) is Tensor:
+                now[name] = _copied(value)
+            elif name not in OF_MODULES and isinstance(value, (list, dict, set, deque)):
+                now[name] = copy.copy(value)
+    try:
+        yield
+    finally:
+        for now, before in owned:
+            for name in now.keys() - before.keys():
+                del now[name]
+            now.update(before)
 
 
 def _buffers(pooling: nn.Module) -> dict[str, Tensor]:
     """Copies of its buffers, by name."""
     return {name: buffer.clone() for name, buffer in pooling.named_buffers() if not is_lazy(buffer)}
+
+
+def _numbers(pooling: nn.Module) -> dict[str, Tensor]:
+    """Copies of the numbers that it keeps in buffers and attributes, by name, without integers of
+    Python, which may count its rows."""
+    found = _buffers(pooling)
+    for path, part in pooling.named_modules():
+        for name, value in vars(part).items():
+            if name not in OF_MODULES and (type(value) is Tensor or isinstance(value, float)):
+                found[f"{path}.{name}"] = torch.as_tensor(value).detach().clone()
+    return found
 
 
 def _set_buffers(pooling: nn.Module, kept: Mapping[str, Tensor]) -> None:
@@ -333,8 +382,8 @@ def _set_buffers(pooling: nn.Module, kept: Mapping[str, Tensor]) -> None:
             buffer.copy_(kept[name])
 
 
-def _alike_buffers(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    """Whether buffers are the same, but for rounding."""
+def _alike_all(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    """Whether numbers are the same, but for rounding."""
     return some.keys() == others.keys() and all(map(_alike_numbers, some.values(), others.values()))
 
 
