@@ -331,6 +331,23 @@ def test_what_is_taken_for_a_weight_is_named(tmp_path: Path, second: str) -> Non
     assert (doubt in said) == (second != "weight")
 
 
+@pytest.mark.parametrize("name", ["created_at", "session_id"])
+@pytest.mark.parametrize(("lacking", "stops"), [(0.05, False), (0.6, True)])
+def test_an_import_stops_before_it_leaves_many_rows_out(
+    tmp_path: Path, name: str, lacking: float, stops: bool
+) -> None:
+    """More than half of the rows were left out for a time that nothing asked for."""
+    at = [None if one % 100 < 100 * lacking else 1_700_000_000 + one // 3 for one in range(ROWS)]
+    pq.write_table(pa.table({**PARTS, name: at}), tmp_path / "a.parquet")
+    said = called("data", "import", tmp_path / "a.parquet", tmp_path / "t", fails=2 if stops else 0)
+    doubt = f"{name}: {lacking:.1%} of its rows are empty, and would be left out: write null in"
+    assert (doubt in said) == stops
+    assert (tmp_path / "t").exists() == (not stops)
+    assert "rows without" in called(
+        "data", "import", tmp_path / "a.parquet", tmp_path / "u", "--accept-doubts"
+    )
+
+
 @pytest.mark.parametrize("key", [pa.int64(), pa.string()], ids=str)
 def test_a_map_has_no_names_to_ask_about(tmp_path: Path, key: pa.DataType) -> None:
     maps = [[(one, 0.5)] for one in pa.array(IDS).cast(key).to_pylist()]

@@ -39,6 +39,10 @@ from recd_plugins.errors import so_many
 
 __all__ = ["Proposal", "propose"]
 
+LEAVES_OUT: tuple[Part, ...] = ("session", "time", "weight")
+"""Parts of which each row has a value: rows without one are left out."""
+MOST_LEFT_OUT = 0.1
+"""If a larger share of the rows would be left out, a person must decide."""
 NO_FEATURE = "no column is a feature as it is: the columns that are left out have the reasons"
 
 
@@ -119,6 +123,13 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             )  # fmt: skip
         else:
             entries.append(feature_entry(column, survey))
+    for entry in entries:
+        column = entry.column
+        if entry.part in LEAVES_OUT and column.nulls > MOST_LEFT_OUT * column.rows:
+            entry.settle(
+                f"{empty_share(column)} of its rows are empty, and would be left out: write null "
+                "in its place, or say under `nulls` what stands for its nulls"
+            )
     entries = [unless_leak(one, entries, survey) for one in entries]
     if not labels:
         entries = [unless_grades(one) for one in entries]
@@ -149,7 +160,7 @@ def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
     nulls = {
         entry.column.name: "drop"
         for entry in entries
-        if entry.part in ("session", "time", "weight") and entry.column.nulls
+        if entry.part in LEAVES_OUT and entry.column.nulls
     }
     if nulls:
         yield ""
