@@ -12,7 +12,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -488,9 +488,14 @@ def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
 
 
 def run_on_a_full_disk(folder: str, overrides: list[str], rank: int) -> dict[str, Any] | str:
-    """On a rank: `run`, where `rank` may write no file of more than 200,000 bytes."""
-    full = dist.get_rank() == rank
-    with files_of_at_most(200_000) if full else nullcontext():
+    """On a rank: `run`, where `rank` may write no file of more than 200,000 bytes. What it prints
+    would go behind what its process has printed before, in a file of any size."""
+    full, printed = dist.get_rank() == rank, io.StringIO()
+    with (
+        redirect_stdout(printed),
+        redirect_stderr(printed),
+        files_of_at_most(200_000) if full else nullcontext(),
+    ):
         return run(folder, overrides, True)
 
 

@@ -21,6 +21,7 @@ from recd_plugins.compat.torchrec import awaited
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.pooled_check import check_unique
 from recd_plugins.embedding.unexpanded import Unexpanded
+from recd_plugins.sparse.rows.counted import counted_rows, note_counted
 
 __all__ = ["DedupPooling", "PoolsUnique", "explain_pooling", "why_all_samples"]
 
@@ -334,7 +335,10 @@ def _copied(given: Any) -> Any:
     if not isinstance(given, Tensor):
         return given
     with torch.enable_grad():
-        return given.detach().requires_grad_(given.requires_grad).clone()
+        copied = given.detach().requires_grad_(given.requires_grad).clone()
+    if (counted := counted_rows(given)) is not None:
+        note_counted(copied, counted)
+    return copied
 
 
 @contextmanager
