@@ -424,6 +424,12 @@ def test_a_factory_that_is_not_called_and_norms_that_are_not_synchronised_are_to
     assert gloo_pool.run(trained_without_optimizer, "factory, synchronises") == [[], []]
 
 
+def sharded_by(stack: Any, model: nn.Module) -> nn.Module:
+    """The model, as a trainer shards it by the stack's lines."""
+    plan, sharders = stack.plan(model), stack.sharders()
+    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
+
+
 def trained_for(steps: int, reads: str, train: dict[str, Any]) -> list[str]:
     """A trainer that reads registry.yaml before its steps, between them, or not at all."""
     torch.set_num_threads(1)
@@ -431,10 +437,7 @@ def trained_for(steps: int, reads: str, train: dict[str, Any]) -> list[str]:
     model = Pages()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plan, found = stack.plan(model), stack.sharders()
-        sharded = DistributedModelParallel(
-            model, device=torch.device("cpu"), plan=plan, sharders=found
-        )
+        sharded = sharded_by(stack, model)
         with torch.no_grad():  # an evaluation is no step
             for _ in range(3):
                 sharded(next(visits(0)).pages)
@@ -487,10 +490,7 @@ def trained_with_callbacks(how: str) -> list[str]:
     stack, model = rp.load(registry), Pages()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plan, found = stack.plan(model), stack.sharders()
-        sharded = DistributedModelParallel(
-            model, device=torch.device("cpu"), plan=plan, sharders=found
-        )
+        sharded = sharded_by(stack, model)
         kept = stack.callbacks()
         if how == "drops":
             kept = []
@@ -522,10 +522,7 @@ def trained_beside_callbacks(calls: bool) -> list[str]:
     stack, model = rp.load(registry), Pages()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plan, found = stack.plan(model), stack.sharders()
-        sharded = DistributedModelParallel(
-            model, device=torch.device("cpu"), plan=plan, sharders=found
-        )
+        sharded = sharded_by(stack, model)
         kept = stack.callbacks()
         pages = next(visits(0)).pages
         training: Any = None
@@ -593,10 +590,7 @@ def trained_beside_a_loader(how: str, folder: str) -> list[str]:
     drawn = KeyedJaggedTensor(["user_region"], torch.arange(8), lengths=torch.ones(8).int())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plan, found = stack.plan(model), stack.sharders()
-        sharded = DistributedModelParallel(
-            model, device=torch.device("cpu"), plan=plan, sharders=found
-        )
+        sharded = sharded_by(stack, model)
         batches = iter(loader) if how == "reads" else None
         for step in range(120):
             if how == "warms up" and step == 50:
