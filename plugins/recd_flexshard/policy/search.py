@@ -84,6 +84,8 @@ class PlanSearch:
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
         self.own = self.ledgers.own
         self._best: Ledger | None = None
+        self._without_copies: Ledger | None = None
+        """The best plan so far of those without replicas."""
 
     @property
     def best(self) -> Ledger:
@@ -185,14 +187,20 @@ class PlanSearch:
                 return
         if self.fits(ledger):
             self._best = ledger
+            if not _has_replicas(ledger, ledger.tables):
+                self._without_copies = ledger
 
     def _slower_at_work(self, ledger: Ledger) -> bool:
-        """Whether it takes longer than TorchRec's own plan where ranks work while others wait for
-        bytes. The bytes that a plan saves are worth less then, and what it computes costs as much:
-        one that is not faster by both prices is no reliable gain."""
-        if not self._known or self.budget < 0:  # to save memory, steps may be slower
+        """Whether it takes longer where ranks work while others wait for bytes: than TorchRec's own
+        plan, or, with replicas, than the best plan without. The bytes that a plan saves are worth
+        less then, and what it computes costs as much: one that is not faster by both prices is no
+        reliable gain."""
+        if self.budget < 0:  # to save memory, steps may be slower
             return False
-        return ledger.ms_working_meanwhile >= self.own.ms_working_meanwhile
+        simpler = [self.own] if self._known else []
+        if self._without_copies is not None and _has_replicas(ledger, ledger.tables):
+            simpler.append(self._without_copies)
+        return any(ledger.ms_working_meanwhile >= one.ms_working_meanwhile for one in simpler)
 
     def _weigh_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
         for ledger in self._candidates(ways):
