@@ -85,7 +85,7 @@ class PlanSearch:
         self.own = self.ledgers.own
         self._best: Ledger | None = None
         self._without_copies: Ledger | None = None
-        """The best plan so far of those without replicas."""
+        """The last plan without replicas that was the best so far."""
 
     @property
     def best(self) -> Ledger:
