@@ -159,8 +159,21 @@ def test_lines_that_cannot_be_read_and_columns_that_are_not_there(tmp_path: Path
     result = checked(tmp_path, path, schema=schema)
     assert result.exit_code == 1
     assert "column 'price' is not there, but the schema names it. did you mean" in result.stdout
-    assert "column 'cost' is string, but must be a number" in result.stdout
+    assert "c.csv:92: column 'cost': " in result.stdout
+    assert "'x'. Correct this value" in result.stdout
     assert checked(tmp_path, tmp_path / "none", schema=None).exit_code == 2
+
+
+def test_a_line_of_another_length_says_nothing_of_types(tmp_path: Path) -> None:
+    path = text(tmp_path / "c.csv", "item_id,clicked\n1,0\n2,1\n3\n")
+    schema = "{session_id: null, timestamp: null, label: clicked, dense: [price], " + (
+        "sparse: [{name: item_id, num_ids: 300}]}"
+    )
+    result = checked(tmp_path, path, schema=schema)
+    assert result.exit_code == 1
+    assert "2 problems" in result.stdout
+    assert "c.csv:4: Expected 2 columns, got 1" in result.stdout
+    assert "column 'price' is not there" in result.stdout
 
 
 def test_a_table_is_checked_by_its_own_schema(tmp_path: Path) -> None:

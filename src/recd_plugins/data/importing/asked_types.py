@@ -14,7 +14,7 @@ from recd_plugins.data.foreign import ForeignSchema, TextDates
 from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.column_types import ColumnTypes, with_ids
 from recd_plugins.data.importing.sampled_types import id_type
-from recd_plugins.data.importing.survey import Survey
+from recd_plugins.data.importing.survey import NUMBER, Survey
 from recd_plugins.data.importing.text_form import MORE_NULLS
 from recd_plugins.data.schema import Fill
 
@@ -26,8 +26,9 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
 
     Columns of text without a value in the sample, or with only NA and the like, are read as the
     schema says: as numbers, unless texts are allowed there. Whole numbers with leading zeros are
-    numbers if the schema says so. Ids that have weights by the schema are read with weights,
-    whatever the sample shows.
+    numbers if the schema says so. So are columns of numbers and texts, so that the reader names the
+    first text. Ids that have weights by the schema are read with weights, whatever the sample
+    shows.
     """
     read_as = found.read_as
     if found.files[0].format != "text":
@@ -50,6 +51,8 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
             nulls[name] = tuple(map(str, column.seen or ()))
         elif name not in schema.hashed and asked != pa.string() and _are_padded(column):
             types[name] = with_ids(kind, pa.int64())
+        elif name not in schema.hashed and kind == pa.string() != asked and _some_number(column):
+            types[name] = asked  # the reader names the first text that is none
 
     def numbers(names: Collection[str]) -> set[str]:
         """Columns of numbers whose commas the sample does not show."""
@@ -90,6 +93,13 @@ def _are_padded(column: ColumnSurvey) -> bool:
         return False
     whole = pc.match_substring_regex(column.seen, r"^\s*-?\d{1,18}\s*$")
     return bool(pc.all(whole).as_py())
+
+
+def _some_number(column: ColumnSurvey) -> bool:
+    """Whether some of its texts are numbers."""
+    if column.seen is None:
+        return False
+    return bool(pc.any(pc.match_substring_regex(column.seen, NUMBER)).as_py())
 
 
 def _are_nothing(column: ColumnSurvey) -> bool:

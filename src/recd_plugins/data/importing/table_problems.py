@@ -34,6 +34,9 @@ class CheckResult:
         self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
 
     def add_error(self, error: DataError) -> None:
-        """Add an error that a reader would have raised."""
+        """Add an error that a reader would have raised, unless it did so before: a line is read for
+        a survey of the columns, and again among all rows."""
         where, _, what = str(error).partition(": ")
-        self.add(where, None, what.removesuffix("."), "")
+        problem = TableProblem(where=where, column=None, what=what.removesuffix("."), cure="")
+        if problem not in self.problems:
+            self.problems.append(problem)
