@@ -510,7 +510,8 @@ def test_keys_of_several_types_are_left_out_or_named(tmp_path: Path) -> None:
     found["schema"]["sparse"] += [{"name": "value", "num_ids": 9, "ids": "hash"}]
     file = text(tmp_path / "schema.yaml", json.dumps(found["schema"]))
     told = recd("data", "import", path, tmp_path / "no", "--schema", file, fails=2)
-    assert "column 'value' has values of several types, as numbers and texts" in told
+    assert "column 'value' has values of several types, as numbers and texts: " in told
+    assert "c.jsonl:2. Write it with one type" in told
 
 
 def test_objects_whose_keys_are_ids_are_named_with_a_cure(tmp_path: Path) -> None:

@@ -49,8 +49,9 @@ class ColumnTypes:
     """The columns of numbers like 12,345."""
     nested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of lines of JSON that are fields of objects: the path to each, root first."""
-    mixed: frozenset[str] = frozenset()
-    """The keys of lines of JSON that have values of several types: they are not read."""
+    mixed: Mapping[str, str] = field(default_factory=dict)
+    """The keys of lines of JSON that have values of several types, and the place of one that has
+    another type than those before it: they are not read."""
     mappings: frozenset[str] = frozenset()
     """The objects of lines of JSON whose keys are ids: they are not read."""
     named: frozenset[str] = frozenset()
@@ -160,7 +161,8 @@ def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
     if name in read_as.types:
         return None
     if is_within(name, read_as.mixed):
-        what = "has values of several types, as numbers and texts"
+        place = next(at for key, at in read_as.mixed.items() if is_within(name, [key]))
+        what = f"has values of several types, as numbers and texts: it has another one in {place}"
         return what, "Write it with one type, or take it out of the schema."
     if name in read_as.mappings:
         return "is an object whose keys are ids", as_pairs(name)

@@ -31,8 +31,9 @@ class JsonKeys:
 
     nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The fields of objects, and where they lie."""
-    mixed: set[str] = field(default_factory=set)
-    """The keys that have values of several types."""
+    mixed: dict[str, str] = field(default_factory=dict)
+    """The keys that have values of several types, and the place of one that has another type than
+    those before it."""
     mappings: dict[str, str] = field(default_factory=dict)
     """The objects whose keys are ids, which differ from line to line, and how they look."""
 
@@ -47,10 +48,10 @@ def json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
             break
         except pa.ArrowInvalid as error:
             changed = CHANGED.search(str(error))
+            where, row = lines.where, re.search(r"in row (\d+)", str(error))
+            if row is not None:
+                where = f"{lines.file.path}:{lines.line_of_row(int(row[1]) + 1)}"
             if changed is None or changed[1] in ("", *before):
-                where, row = lines.where, re.search(r"in row (\d+)", str(error))
-                if row is not None:
-                    where = f"{lines.file.path}:{lines.line_of_row(int(row[1]) + 1)}"
                 raise DataError(
                     f"{where}: cannot be read as lines of JSON: {error}. Correct the line, or take "
                     "it out."
@@ -58,7 +59,7 @@ def json_sample(lines: Lines, keys: JsonKeys) -> pa.Table:
             before.append(changed[1])
             way = without_elements(changed[1].removeprefix("/").split("/"))
             content, names = _without_key(lines, content, way)
-            keys.mixed.update(names)
+            keys.mixed.update(dict.fromkeys(names, where))
     keys.mappings.update(_mappings(rows))
     fields = fields_of(dict(zip(rows.column_names, rows.schema.types, strict=True)))
     keys.nested.update({name: where for name, where in fields.items() if len(where) > 1})

@@ -246,7 +246,7 @@ def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
             if found is not None:
                 parts.append(found[0])
                 seen += found[1]
-    found_rows = _stacked(parts, keys)
+    found_rows = _stacked(parts, file, keys)
     whole = (size - file.start) if not file.compression else seen / share
     total = found_rows.num_rows * whole / max(seen, 1)
     return found_rows, float(found_rows.num_rows) if seen >= whole else total
@@ -277,12 +277,13 @@ def _rows_at(
 ) -> tuple[pa.Table, int] | None:
     """The whole rows of a spot, and their bytes. Where `quotes` go on over lines it may begin
     within some: nothing where it can be read both ways, or in none."""
-    found = []
+    found, known = [], {*keys.mixed}
     for start in _beginnings(spot, quotes=quotes):
         with suppress(DataError):
             lines = first_lines(file, spot[start:], ended=False)
             if lines is not None:
                 found.append((_sampled(lines, keys), lines.raw.size))
+    keys.mixed.update(dict.fromkeys(keys.mixed.keys() - known, str(file.path)))  # of no known line
     return found[0] if len(found) == 1 else None
 
 
@@ -315,8 +316,8 @@ def _spots(file: pa.NativeFile, start: int, size: int) -> Iterator[bytes]:
         yield file.read(SPOT_BYTES)
 
 
-def _stacked(parts: Sequence[pa.Table], keys: JsonKeys) -> pa.Table:
-    """The parts as one table; a column whose types have nothing in common is left out."""
+def _stacked(parts: Sequence[pa.Table], file: ForeignFile, keys: JsonKeys) -> pa.Table:
+    """The parts of a file as one table; a column whose types have nothing in common is left out."""
 
     def as_one(names: Collection[str]) -> pa.Table:
         each = [part.select([one for one in part.column_names if one in names]) for part in parts]
@@ -330,7 +331,7 @@ def _stacked(parts: Sequence[pa.Table], keys: JsonKeys) -> pa.Table:
             try:
                 as_one([name])
             except pa.ArrowException:
-                keys.mixed.add(name)
+                keys.mixed[name] = str(file.path)
         return as_one([name for name in names if name not in keys.mixed])
 
 

@@ -71,7 +71,7 @@ def typed(
         thousands=frozenset(n for n, one in found_as.items() if one.commas == "thousands"),
         whole=whole,
         nested=found.keys.nested,
-        mixed=frozenset(found.keys.mixed),
+        mixed=found.keys.mixed,
         mappings=frozenset(found.keys.mappings),
     )
     return columns, read_as
