@@ -150,6 +150,32 @@ def test_files_that_differ_are_named_with_their_columns(tmp_path: Path) -> None:
         assert says in result.stdout, (says, result.stdout)
 
 
+def test_a_file_of_another_format_is_named_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for name in ("b.parquet", "c.parquet", "d.parquet"):
+        write(folder / name, clicks())
+    text(folder / "a.txt", "Clicks of May.\n")
+    schema = "{session_id: null, timestamp: null, label: clicked, sparse: [{name: brand, " + (
+        "num_ids: 90, ids: hash}]}"
+    )
+    for given in (None, schema):
+        result = checked(tmp_path, folder, schema=given)
+        assert result.exit_code == 1
+        assert "logs: 1,200 rows, 1 problem" in result.stdout
+        assert "a.txt: is text separated by" in result.stdout
+        assert "b.parquet is Parquet. Take it out of the table" in result.stdout
+
+
+def test_a_label_of_texts_is_to_be_numbers(tmp_path: Path) -> None:
+    path = text(tmp_path / "c.csv", "item_id,clicked\n1,no\n2,yes\n3,no\n")
+    schema = "{session_id: null, timestamp: null, label: clicked, sparse: [{name: item_id, " + (
+        "num_ids: 9}]}"
+    )
+    result = checked(tmp_path, path, schema=schema)
+    assert "column 'clicked' is string, but must be a number. Write it as numbers" in result.stdout
+
+
 def test_lines_that_cannot_be_read_and_columns_that_are_not_there(tmp_path: Path) -> None:
     lines = [f"{one},{one % 2},{'x' if one == 90 else one}" for one in range(300)]
     path = text(tmp_path / "c.csv", "item_id,clicked,cost\n" + "\n".join(lines))

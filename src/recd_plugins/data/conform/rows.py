@@ -200,7 +200,11 @@ class LabelRole(Role):
     label: Label
 
     def type_problem(self, kind: pa.DataType) -> Problem | None:
-        return float_type_problem(kind, None)
+        problem = float_type_problem(kind, None)
+        if problem is None:
+            return None
+        cure = "Write it as numbers where the table is made, as 1 for yes and 0 for no."
+        return problem[0], cure
 
     def missing(self, array: pa.Array) -> Mask:
         return not_finite_rows(array, None)

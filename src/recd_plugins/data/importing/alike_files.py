@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import pyarrow as pa
@@ -12,7 +13,22 @@ from recd_plugins.data.importing.struct_fields import type_at
 from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.parquet_file import arrow_schema, footer_of
 
-__all__ = ["check_files_alike", "types_in"]
+__all__ = ["check_files_alike", "of_one_format", "types_in"]
+
+
+def of_one_format(files: Sequence[ForeignFile], found: CheckResult) -> list[ForeignFile]:
+    """The files of the format that most have; each other file is an error."""
+    common, _ = Counter(one.format for one in files).most_common(1)[0]
+    first = next(one for one in files if one.format == common)
+    for file in files:
+        if file.format != common:
+            found.add(
+                file.path,
+                None,
+                f"is {file}, and {first.path} is {first}",
+                "Take it out of the table, or write both alike.",
+            )
+    return [one for one in files if one.format == common]
 
 
 def check_files_alike(
@@ -21,8 +37,8 @@ def check_files_alike(
     schema: ForeignSchema | None,
     absent: Collection[str],
 ) -> None:
-    """Raises an error unless files are alike. They may differ in columns that the schema does not
-    name or that are absent, and in types that it accepts."""
+    """Raises an error unless files of one format are alike. They may differ in columns that the
+    schema does not name or that are absent, and in types that it accepts."""
     first = files[0]
     for file in files:
         for name in file.renamed:
@@ -33,11 +49,6 @@ def check_files_alike(
                 "Give each column a name of its own where the file is made.",
             )
     for file in files[1:]:
-        if file.format != first.format:
-            found.add(
-                file.path, None, f"is {file}, and {first.path} is {first}", "Write them alike."
-            )
-            continue
         gone = [name for name in first.columns if name not in (*file.columns, *absent)]
         more = [name for name in file.columns if name not in (*first.columns, *absent)]
         if schema is None and file.format != "jsonl" and (gone or more):
@@ -53,7 +64,7 @@ def check_files_alike(
                 "Files of one table have the same columns: write it again, or take it out.",
             )
     if first.format == "parquet" and schema is None:
-        _check_types_alike([one for one in files if one.format == "parquet"], found)
+        _check_types_alike(files, found)
 
 
 def _check_types_alike(files: Sequence[ForeignFile], found: CheckResult) -> None:

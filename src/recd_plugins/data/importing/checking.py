@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.alike_files import check_files_alike, types_in
+from recd_plugins.data.importing.alike_files import check_files_alike, of_one_format, types_in
 from recd_plugins.data.importing.asked_types import types_asked
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.foreign_file import ForeignFile
@@ -50,6 +50,7 @@ def check_files(
         found.add("the table", None, "has no files", "Name a file, or a folder that holds some.")
     if not files:
         return found
+    files = of_one_format(files, found)
     check_files_alike(files, found, schema, absent)
     known = len(found.problems)
     read_as = _read_as(files, found, schema, form, absent)
