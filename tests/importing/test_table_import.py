@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from imported_tables import recd
 from strangers_files import clicks, text, write
 from typer.testing import CliRunner
 
@@ -588,3 +589,16 @@ def test_vocabularies_whose_names_differ_in_case_alone_are_refused(tmp_path: Pat
         made()
     assert "`table: brand_2` in the schema's entry of each feature of 'brand'" in str(told.value)
     assert made(table="brand_2") == ["Brand.parquet", "brand_2.parquet"]
+
+
+def test_of_several_columns_of_one_name_the_first_is_read_and_told(tmp_path: Path) -> None:
+    lines = "".join(f"{n % 2},{n % 5},{n % 3}\n" for n in range(30))
+    path = text(tmp_path / "a.csv", f"clicked,item,item\n{lines}")
+    asked: dict[str, Any] = {"session_id": None, "timestamp": None, "label": "clicked"}
+    for name, told in (("item", True), ("item_2", False)):
+        asked["sparse"] = [{"name": name, "num_ids": 5}]
+        schema = text(tmp_path / "s.yaml", json.dumps(asked))
+        printed = recd("data", "import", path, tmp_path / name, "--schema", schema)
+        assert ("several columns are called 'item'; the first was read" in printed) == told
+        wanted = [[n % 5 if told else n % 3] for n in range(30)]
+        assert [row[name] for row in rows_of(tmp_path / name)] == wanted

@@ -257,6 +257,7 @@ class TableImport:
         self._note_share(rows)
         self._notes += notes_of_unknown(self._asked, self._schema, done, self._splits)
         self._note_dots()
+        self._note_same_names()
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
@@ -288,6 +289,16 @@ class TableImport:
             "import again, or no model of `recd train` takes it"
             for name in self._schema.conformed.table_sizes()
             if "." in name
+        )
+
+    def _note_same_names(self) -> None:
+        """Note columns of the schema whose name several columns of a file have."""
+        places = {name: file.path for file in reversed(self._files) for name in file.renamed}
+        self._notes.extend(
+            f"{places[name]}: several columns are called {name!r}; the first was read, and the "
+            f"schema may name the next {name}_2"
+            for name in self._asked.columns
+            if name in places
         )
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
