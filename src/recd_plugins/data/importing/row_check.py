@@ -74,7 +74,7 @@ class RowCheck:
                     self._wrong.add(name)
             return
         kinds = types_in(file) if file.format == "parquet" else self._read_as.types
-        known = bool(kinds)  # or else a line of text cannot be read, which is an error of its own
+        typed = bool(kinds)  # or else a line of text cannot be read, which is an error of its own
         lacked = [name for name in self._absent if name not in file.columns]
         arrow = pa.schema(
             [(name, kinds.get(name, pa.string())) for name in file.columns]
@@ -87,7 +87,7 @@ class RowCheck:
                         "Other files have it: if it was added later or removed, `absent` of the "
                         f"dataset, or `--absent {name}`, takes nulls for it."
                     )
-                if known or name not in file.columns:
+                if typed or name not in file.columns:
                     self._found.add(file.path, name, what, cure)
             self._wrong.add(name)
 
