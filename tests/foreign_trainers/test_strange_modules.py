@@ -370,11 +370,20 @@ def registry(**options: Any) -> dict[str, Any]:
     }
 
 
-REGISTRIES = (
-    registry(goal="auto", budget_gb=1e-6),
-    registry(tables=["?*"], coalesce="rank"),
-)
-"""Of bags rows travel or sums."""
+CACHED: dict[str, Any] = {
+    "plugins": ["recd_dedup", "recd_scars"],
+    "dedup": {"use": "exact", "groups": GROUPS},
+    "sharding": {"use": "torchrec", "search": "greedy"},
+    "cache": {
+        "use": "scars",
+        "size": "hit_rate",
+        "hit_rate": 0.6,
+        "coalesce": "none",
+        "hot_batches": False,
+    },
+}
+REGISTRIES = (CACHED, registry(tables=["?*"], coalesce="rank"))
+"""Both give rows of bags replicas; then sums of bags travel, or rows."""
 
 
 def trained(
@@ -400,6 +409,8 @@ def trained(
             net, batches=batches, features=lambda step: step.sparse, sharders=sharders
         )
         sharders = stack.sharders()
+        tables = stack.planner().tier_plan.tables.values()
+        assert any(len(table.replicated) for table in tables)
     model = DistributedModelParallel(
         net,
         device=CPU,
