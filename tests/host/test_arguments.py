@@ -87,6 +87,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         of(check_sharders, [EmbeddingBagCollectionSharder], "stack.plan"),
         "is no ModuleSharder. Make one of it: `EmbeddingBagCollectionSharder()`.",
     ),
+    "by modules": (
+        of(check_sharders, {EmbeddingBagCollection: EmbeddingBagCollectionSharder()}, "stack.plan"),
+        "stack.plan: `sharders` are {<class",
+    ),
     "no sharder": (of(check_sharders, [None], "stack.plan"), "None among `sharders` is no"),
 }
 
@@ -97,6 +101,11 @@ def test_the_argument_is_named(name: str) -> None:
     with pytest.raises(RegistryError) as caught:
         call()
     assert says in str(caught.value)
+
+
+def test_only_a_sharders_class_is_called_for_a_sharder() -> None:
+    with pytest.raises(RegistryError, match=r"Collection among `sharders` is no ModuleSharder\.$"):
+        check_sharders([EmbeddingBagCollection], "stack.plan")
 
 
 def test_what_may_be_passes() -> None:

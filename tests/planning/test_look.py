@@ -117,6 +117,7 @@ def test_unique_samples_are_looked_up_once() -> None:
             r"2 sets .*batch\.dense, batch\.sparse.* features=lambda batch: \[batch\.dense, batch",
         ),
         (Clicks(torch.rand(1), kjt(2)), lambda batch: batch.dense, "gives a Tensor, which has no"),
+        (None, lambda batch: [], r"of a batch \(NoneType\) it gives nothing. Let it give the"),
     ],
 )
 def test_features_that_are_not_to_be_found_are_asked_for(

@@ -92,14 +92,15 @@ def check_model(model: Any, whose: str) -> None:
 
 def check_sharders(sharders: Any, whose: str) -> list[ModuleSharder[nn.Module]]:
     """The sharders as a list; `RegistryError` where something else is given."""
-    if isinstance(sharders, str) or not isinstance(sharders, Iterable):
+    if isinstance(sharders, str | Mapping) or not isinstance(sharders, Iterable):
         raise RegistryError(
             f"{whose}: `sharders` are {_called(sharders)}, where they must be a list of them."
         )
     listed = list(sharders)
     for one in listed:
-        if isinstance(one, type) or not all(hasattr(one, part) for part in SHARDER):
-            cure = f" Make one of it: `{one.__name__}()`." if isinstance(one, type) else ""
+        is_like_one = all(hasattr(one, part) for part in SHARDER)
+        if isinstance(one, type) or not is_like_one:
+            cure = f" Make one of it: `{one.__name__}()`." if is_like_one else ""
             raise RegistryError(
                 f"{whose}: {_called(one)} among `sharders` is no ModuleSharder.{cure}"
             )

@@ -54,6 +54,12 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
     batch itself, or what it contains, if that is one of these; for a `data.Batch`, its fields.
     """
     each = [_lookups(part) for part in _parts(batch, features)]
+    if not each:
+        raise DataError(
+            f"features: of a batch ({type(batch).__name__}) it gives nothing. Let it give the "
+            "batch's KeyedJaggedTensor, or a list of several; and let the loader leave out batches "
+            "that have none."
+        )
     return BatchLookups(
         max(one.samples for one in each),
         _joined([one.ids for one in each]),
