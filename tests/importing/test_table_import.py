@@ -247,6 +247,31 @@ def test_another_reading_of_any_file_is_another_import(tmp_path: Path) -> None:
     assert key() in keys
 
 
+def test_a_glob_names_files_and_folders_whose_names_say_values(tmp_path: Path) -> None:
+    for day in (1, 2, 3):
+        (tmp_path / f"day={day}").mkdir()
+        for name in ("a.csv", "b.csv", "_SUCCESS"):
+            text(tmp_path / f"day={day}" / name, "item,label\n7,1\n")
+    text(tmp_path / "x[1].csv", "item,label\n8,0\n")
+
+    def found(pattern: str) -> list[tuple[str, dict[str, Any]]]:
+        files = foreign_files([tmp_path / pattern])
+        return [
+            (
+                one.path.relative_to(tmp_path).as_posix(),
+                {name: value.as_py() for name, value in one.partitions.items()},
+            )
+            for one in files
+        ]
+
+    every = [(f"day={day}/{name}.csv", {"day": day}) for day in (1, 2) for name in "ab"]
+    assert found("day=[12]/*.csv") == found("day=[12]") == every
+    assert found("**/b.csv") == [(f"day={day}/b.csv", {"day": day}) for day in (1, 2, 3)]
+    assert found("x[1].csv") == [("x[1].csv", {})]
+    with pytest.raises(DataError, match=r"c\*\.csv: no file fits this glob"):
+        found("day=1/c*.csv")
+
+
 @pytest.mark.usefixtures("small")
 def test_what_another_import_left_is_not_gone_on_with(tmp_path: Path) -> None:
     path = write(tmp_path / "clicks.csv", clicks())

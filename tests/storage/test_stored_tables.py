@@ -159,6 +159,12 @@ def test_files_of_a_store_are_looked_at_once(store):
     assert num_bytes(files) == 5 * len(CLICKS)
     heads = [one.path for one in store.requests if one.method == "HEAD" and "clicks" in one.path]
     assert len(heads) == len({*heads}) == 5
+    some = foreign_files([top / "day=[12]" / "*.csv"])
+    assert [(one.path, one.partitions) for one in some] == [
+        (one.path, one.partitions) for one in files[1:3]
+    ]
+    with pytest.raises(DataError, match="no file fits this glob"):
+        foreign_files([top / "day=7*" / "*.csv"])
 
 
 @pytest.mark.slow

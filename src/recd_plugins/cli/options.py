@@ -99,8 +99,8 @@ TableFolder = Annotated[
 ForeignPaths = Annotated[
     list[Path],
     typer.Argument(
-        help="Files of Parquet, CSV, TSV or lines of JSON, compressed or not, or folders; on a "
-        "store, their URIs.",
+        help="Files of Parquet, CSV, TSV or lines of JSON, compressed or not, folders or globs; on "
+        "a store, their URIs.",
         metavar="PATH...",
         parser=location_argument,
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -31,8 +31,10 @@ __all__ = [
     "SnapshotKind",
     "check_none_left_behind",
     "each_once",
+    "files_that_match",
     "found_files",
     "in_partitions",
+    "is_glob",
     "is_hidden",
     "logs_below",
     "named_by",
@@ -115,7 +117,7 @@ class NoSuchTable(DataError):
         super().__init__(f"{option}: {self._what(registry)}" if option else self._what(registry))
 
     def _what(self, registry: Path | None) -> str:
-        path, glob = self.path, bool(GLOB & {*str(self.path)})
+        path, glob = self.path, is_glob(self.path)
         what = "no file fits this glob" if glob else "there is no such table"
         if isinstance(path, Uri):
             return f"{path}: {what}. Check the path."
@@ -276,8 +278,8 @@ def logs_below(top: Uri, files: Iterable[Uri]) -> dict[Uri, Uri | None]:
 def _files(path: Location) -> dict[Location, FileFacts]:
     if isinstance(path, Uri):
         return _files_of_store(path)
-    if GLOB & set(str(path)) and not path.exists():
-        return _matches(path)
+    if is_glob(path) and not path.exists():
+        return files_that_match(path, _files)
     try:
         if not path.exists():
             raise NoSuchTable(path)
@@ -339,23 +341,8 @@ def _note(what: str) -> None:
 
 def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     """`_files`, by as few requests as possible: a listing has sizes and times too."""
-    parts = path.parts
-    fixed = next((at for at, part in enumerate(parts) if GLOB & set(part)), None)
-    if fixed is not None:
-        base, pattern = path.above(fixed), "/".join(parts[fixed:])
-        every = base.listed(deep="/" in pattern) if fixed else {}
-        stats = base.matching(pattern, every)
-        if not is_hidden(parts[fixed:]):
-            stats = {
-                one: at for one, at in stats.items() if not is_hidden(one.below(base).split("/"))
-            }
-        if not stats:
-            raise NoSuchTable(path)
-        known = logs_below(base, every)
-        if "/" not in pattern:
-            known[base] = base if snapshot_kind(base, base.listing()[1]) else None
-        check_none_left_behind(stats, known)
-        return _partitioned(base, stats)
+    if is_glob(path):
+        return _matches_of_store(path)
     kind = path.kind()
     if kind == "File":
         check_none_left_behind([path])
@@ -389,6 +376,23 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     shown = {file: one for file, one in deep.items() if not is_hidden(file.below(path).split("/"))}
     check_none_left_behind(shown, logs_below(path, every))
     return _in_partitions(path, _partitioned(path, shown))
+
+
+def _matches_of_store(pattern: Uri) -> dict[Location, FileFacts]:
+    parts = pattern.parts
+    fixed = next(at for at, part in enumerate(parts) if GLOB & set(part))
+    base, below = pattern.above(fixed), "/".join(parts[fixed:])
+    every = base.listed(deep="/" in below) if fixed else {}
+    stats = base.matching(below, every)
+    if not is_hidden(parts[fixed:]):
+        stats = {one: at for one, at in stats.items() if not is_hidden(one.below(base).split("/"))}
+    if not stats:
+        raise NoSuchTable(pattern)
+    known = logs_below(base, every)
+    if "/" not in below:
+        known[base] = base if snapshot_kind(base, base.listing()[1]) else None
+    check_none_left_behind(stats, known)
+    return _partitioned(base, stats)
 
 
 def _in_partitions(path: Location, below: dict[Location, FileFacts]) -> dict[Location, FileFacts]:
@@ -428,6 +432,11 @@ def in_partitions(folders: Iterable[str]) -> dict[str, str]:
     """What the names of folders say of the files in them by `key=value`."""
     pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
     return {unquote(key): unquote(value) for key, value in pairs}
+
+
+def is_glob(path: Location) -> bool:
+    """Whether a path is written as a pattern of names."""
+    return bool(GLOB & {*"/".join(path.parts)})
 
 
 def is_hidden(parts: Iterable[str]) -> bool:
@@ -502,7 +511,12 @@ def _typed(texts: pa.Array) -> pa.Array:
     return texts
 
 
-def _matches(pattern: Path) -> dict[Location, FileFacts]:
+def files_that_match(
+    pattern: Location, inside: Callable[[Path], Mapping[Location, FileFacts]]
+) -> dict[Location, FileFacts]:
+    """The files that match a glob, and on disk those `inside` each folder that does."""
+    if isinstance(pattern, Uri):
+        return _matches_of_store(pattern)
     parts = pattern.parts
     fixed = next(index for index, part in enumerate(parts) if GLOB & set(part))
     base = Path(*parts[:fixed])
@@ -511,12 +525,13 @@ def _matches(pattern: Path) -> dict[Location, FileFacts]:
         matched = [one for one in matched if not is_hidden(one.relative_to(base).parts)]
     found: dict[Location, FileFacts] = {}
     for one in matched:
-        inside = _files(one) if one.is_dir() else {}
-        if any(facts.partitions for facts in inside.values()):  # a log in the folder says so
-            found |= inside
+        every = inside(one) if one.is_dir() else {}
+        if any(facts.partitions for facts in every.values()):  # a log in the folder says so
+            found |= every
         else:
-            below = [file for file in inside if isinstance(file, Path)]
-            found |= _partitioned(base, below or [one])
+            below = [file for file in every if isinstance(file, Path)]
+            for file, facts in _partitioned(base, below or [one]).items():
+                found[file] = replace(every.get(file, facts), folders=facts.folders)
     if not found:
         raise NoSuchTable(pattern)
     return found

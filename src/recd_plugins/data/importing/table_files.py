@@ -15,7 +15,9 @@ from recd_plugins.data.files import (
     FileFacts,
     check_none_left_behind,
     each_once,
+    files_that_match,
     in_partitions,
+    is_glob,
     is_hidden,
     logs_below,
     note_links,
@@ -96,25 +98,32 @@ def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
     """The files of one table in order, each with what is known of it: the columns in the names of
     its folders and, for a file in a store, its size.
 
-    All files in a folder and below it count. If a program keeps a log of the folder, only those of
-    the latest snapshot count.
+    All files in a folder and below it count, and those that match a glob. If a program keeps a log
+    of the folder, only those of the latest snapshot count.
     """
     found: dict[Location, FileFacts] = {}
-    by_no_log: list[Location] = []
+    settled: set[Location] = set()
+    """Files that a log names, or of which it is known already that none leaves them behind."""
     known: dict[Uri, Uri | None] = {}
+
+    def of_folder(folder: Location) -> Mapping[Location, FileFacts]:
+        if (kind := snapshot_kind(folder)) is None:
+            return _inside(folder, known)
+        named, _ = snapshot_files(folder, kind, None)
+        settled.update(named)
+        return named
+
     for path in paths:
-        is_folder = path.is_dir()
-        if is_folder and (kind := snapshot_kind(path)) is not None:
-            found |= snapshot_files(path, kind, None)[0]
-            continue
-        if is_folder:
-            inside = _inside(path, known)
+        if path.is_dir():
+            found |= of_folder(path)
+        elif is_glob(path) and not path.exists():
+            matched = files_that_match(path, of_folder)
+            settled.update(file for file in matched if isinstance(file, Uri))
+            found |= matched
         else:
             _check_is_file(path)
-            inside = {path: FileFacts()}
-        found |= inside
-        by_no_log += inside
-    check_none_left_behind(by_no_log, known)
+            found[path] = FileFacts()
+    check_none_left_behind([file for file in found if file not in settled], known)
     return typed_partitions(each_once(found))
 
 
