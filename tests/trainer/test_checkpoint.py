@@ -403,7 +403,8 @@ def test_a_damaged_checkpoint_is_named(runs: Path, folder: Path, gloo_pool: Gloo
         assert isinstance(message, str)
         assert message.startswith(DataError.__name__)
         assert f"{shard}: cannot be read (it has 100 bytes, of {len(whole):,} that" in message
-        assert "remove its folder" in message
+        assert "none is there before it, so restore the file from a copy" in message
+        assert "go_back" not in message  # there is nothing to go back to
     shard.write_bytes(whole)
     job.write_text(job.read_text()[:20])
     message = gloo_pool.run(run, str(folder), SHORT, True)[1]
@@ -428,7 +429,7 @@ def test_json_of_another_shape_is_named(
     file.write_text(text.replace("LOADER", loader))
     (message,) = gloo_pool.run(run, str(folder), SHORT, True, world_size=1)
     assert f"{file}: cannot be read" in message
-    assert "The checkpoint is damaged: remove its folder" in message
+    assert "The checkpoint is damaged: none is there before it" in message
 
 
 def test_a_byte_of_any_file_is_missed(runs: Path, folder: Path) -> None:
@@ -445,7 +446,7 @@ def test_a_byte_of_any_file_is_missed(runs: Path, folder: Path) -> None:
             file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             with pytest.raises(DataError, match=f"{file.name}: cannot be read") as caught:
                 check_whole(checkpoint)
-            assert "The checkpoint is damaged: remove its folder" in str(caught.value)
+            assert "The checkpoint is damaged: none is there before it" in str(caught.value)
         file.unlink()
         missing = f"{file.name}: cannot be read .*No such file"
         with pytest.raises(DataError, match=missing):
@@ -468,6 +469,7 @@ def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
     message = gloo_pool.run(run, str(folder), options, True)[1]
     assert isinstance(message, str)
     assert "step-00000010/job.json: cannot be read" in message
+    assert "remove its folder, and --resume takes the one before" in message
     assert "train.on_damaged=go_back" in message
     options.append("train.on_damaged=go_back")
     again = gloo_pool.run(run, str(folder), options, True)[0]

@@ -142,7 +142,7 @@ def test_metadata_is_not_believed_unchecked(
     with pytest.raises(DataError) as caught:
         JsonReader(folder).read_metadata()
     assert says in str(caught.value)
-    assert "The checkpoint is damaged: remove its folder" in str(caught.value)
+    assert "The checkpoint is damaged: none is there before it" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"tensors": {}}', "3", "null"])

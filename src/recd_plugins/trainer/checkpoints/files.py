@@ -114,10 +114,17 @@ def refused(error: Exception) -> bool:
 
 
 def damaged_file(file: Path, why: str) -> DataError:
-    return DataError(
-        f"{file}: cannot be read ({why}). The checkpoint is damaged: remove its folder, and "
-        "--resume takes the one before; with train.on_damaged=go_back it does so by itself."
-    )
+    """The error that names a damaged file, and what to do: that depends on whether the run has a
+    checkpoint before this one."""
+    step = step_of(file.parent)
+    if any(step_of(one) < step for one in checkpoints_in(file.parent.parent)):
+        cure = (
+            "remove its folder, and --resume takes the one before; with train.on_damaged=go_back "
+            "it does so by itself"
+        )
+    else:
+        cure = "none is there before it, so restore the file from a copy, or train anew"
+    return DataError(f"{file}: cannot be read ({why}). The checkpoint is damaged: {cure}.")
 
 
 def _digest(files: Mapping[str, Any]) -> str:
