@@ -158,6 +158,19 @@ def test_one_ranks_word_ends_the_run_for_all(
     assert "ended after step 4 of 8: a callback of another rank asked" in capfd.readouterr().out
 
 
+def test_a_run_that_a_callback_ended_trains_no_step_more_when_it_is_resumed(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """Also if its last step is one after which a checkpoint is due anyway."""
+    values = registry(tmp_path, {"use": "diary", "stop_after": 3}, checkpoint_every=2)
+    whole = gloo_pool.run(trained, values)
+    for summary, _ in (again := gloo_pool.run(trained, values, True)):
+        assert summary["step"] == 4
+        assert summary["finished"]
+        assert summary["test"] == whole[0][0]["test"]
+    same(whole, again)
+
+
 def test_a_callback_that_fails_is_named_and_all_are_closed(
     tmp_path: Path, gloo_pool: GlooPool
 ) -> None:

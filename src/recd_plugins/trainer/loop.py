@@ -295,14 +295,19 @@ class Loop:
             if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
                 self._evaluate()
             if settings.checkpoint_every and step % settings.checkpoint_every == 0:
+                if step < settings.steps and stop.callback_is_next():
+                    self._ended = self._asked()  # so a run that is resumed from here trains no step
                 self._save()
                 saved = step
         if stop.diverged:
             raise self._divergence()
         if self._positions.over:
             return saved, "the data have ended"
-        asked = training.stopping or "a callback of another rank asked for it"
-        return saved, asked if stop.by_callback else ""
+        return saved, self._asked() if stop.by_callback else ""
+
+    def _asked(self) -> str:
+        """Why a callback ends the run, in words."""
+        return self._training.stopping or "a callback of another rank asked for it"
 
     def _step(self) -> bool:
         """Train a step; whether there was a batch for it."""

@@ -56,6 +56,13 @@ class StopSignal:
         )
         return stop
 
+    def callback_is_next(self) -> bool:
+        """Whether a callback asked for the stop that the next call of `agreed` says; it is known
+        once each rank has called that for the step before."""
+        if self._work is not None:
+            self._work.wait()
+        return bool(self._flag[1])
+
     def together(self, there: bool) -> bool:
         """Whether the data that this rank waits for are there on all ranks; raises `Stopped` on all
         of them if a signal asked one to stop.
