@@ -539,3 +539,11 @@ def test_an_unknown_plugin_is_named_with_the_nearest(name: str, tmp_path: Path) 
     assert "recd_dlrm" in message
     assert ("did you mean 'recd_dlrm'?" in message) == (name == "recd_dlrn")
     assert "./my_plugin" in message
+
+
+def test_what_a_plugin_brings_and_is_not_there_is_said_to_be_its(tmp_path: Path) -> None:
+    """For registry.yaml does not have the name."""
+    write_module(tmp_path, "bringing", pooling("own") + '\nbrings = ("./not_there",)\n')
+    said = refused(["./bringing"], tmp_path)
+    assert said.startswith(f"plugin './not_there': {tmp_path}/not_there does not exist")
+    assert said.endswith(" Plugin './bringing' brings it.")

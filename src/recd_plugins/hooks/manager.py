@@ -77,13 +77,16 @@ class Catalog:
         self.put_back: list[PutBack] = []
         """What plugins changed of the whole process when they were imported."""
         names = [DEFAULTS, *plugins]
+        brought_by: dict[str, str] = {}
         for name in names:  # which grows by those that they bring
             try:
                 with put_back() as changed, in_one_process(f"plugin {name!r}", "on import"):
                     self._register(name, base)
                     self.claims += self._collect(name)
                     self.additions += self._additions(name)
-                    names += [one for one in self._brought(name) if one not in names]
+                    brought = [one for one in self._brought(name) if one not in names]
+                    names += brought
+                    brought_by |= dict.fromkeys(brought, name)
                 if GROUP_OF_RANKS in changed:
                     raise PluginError(
                         f"plugin {name!r} ({self.providers[name]}) makes a group of ranks on "
@@ -92,6 +95,8 @@ class Catalog:
                     )
                 self.put_back += [_put_back(name, what) for what in changed]
             except RecdError as error:
+                if name in brought_by:  # registry.yaml does not name it
+                    error.args = (f"{error} Plugin {brought_by[name]!r} brings it.",)
                 if strict:
                     raise
                 self.broken[name] = error
