@@ -38,6 +38,14 @@ def test_a_table_is_there_once_its_writer_closes(target):
     assert Table.open(target).num_rows == 20
 
 
+def test_what_is_unfinished_is_refused_on_a_disk_too(tmp_path):
+    """Somebody may have copied it from a store."""
+    write_table(tmp_path / "copied", SCHEMA, [rows(20)])
+    (tmp_path / "copied" / UNFINISHED).write_text("")
+    with pytest.raises(DataError, match=r"copied: is not whole: its writer has not finished"):
+        Table.open(tmp_path / "copied")
+
+
 def test_an_error_leaves_no_table(target):
     def half():
         with TableWriter(target, SCHEMA, rows_per_stripe=10, stripes_per_file=1) as writer:

@@ -285,6 +285,8 @@ def _files(path: Location) -> dict[Location, FileFacts]:
             raise NoSuchTable(path)
         if not path.is_dir():
             return {path: FileFacts()}
+        if (path / UNFINISHED).exists():  # it was copied from a store
+            raise _not_whole(path)
         if (kind := snapshot_kind(path)) is not None:
             return _of_snapshot(path, kind)
         files = [file for file in sorted(path.glob("*.parquet")) if not is_hidden([file.name])]
@@ -339,6 +341,13 @@ def _note(what: str) -> None:
     warnings.warn(what, NoticeWarning, stacklevel=2)
 
 
+def _not_whole(folder: Location) -> DataError:
+    return DataError(
+        f"{folder}: is not whole: its writer has not finished, or was ended. Wait for it, or "
+        "write it again."
+    )
+
+
 def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
     """`_files`, by as few requests as possible: a listing has sizes and times too."""
     if is_glob(path):
@@ -349,10 +358,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
         return {path: FileFacts()}
     top, folders = path.listing() if kind == "Directory" else ({}, frozenset[str]())
     if any(file.name == UNFINISHED for file in top):
-        raise DataError(
-            f"{path}: is not whole: its writer has not finished, or was ended. Wait for it, or "
-            "write it again."
-        )
+        raise _not_whole(path)
     if (keeper := snapshot_kind(path, folders)) is not None:
         return _of_snapshot(path, keeper)
     files: dict[Location, FileFacts] = {
