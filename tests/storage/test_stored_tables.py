@@ -42,8 +42,17 @@ def test_what_is_unfinished_is_refused_on_a_disk_too(tmp_path):
     """Somebody may have copied it from a store."""
     write_table(tmp_path / "copied", SCHEMA, [rows(20)])
     (tmp_path / "copied" / UNFINISHED).write_text("")
-    with pytest.raises(DataError, match=r"copied: is not whole: its writer has not finished"):
-        Table.open(tmp_path / "copied")
+    for path in (tmp_path / "copied", tmp_path / "copied" / "*.parquet", tmp_path / "c*"):
+        with pytest.raises(DataError, match=r"copied: is not whole: its writer has not finished"):
+            Table.open(path)
+
+
+def test_what_is_unfinished_on_a_store_is_refused_by_a_glob_too(target):
+    write_table(target, SCHEMA, [rows(20)])
+    assert Table.open(target / "*.parquet").num_rows == 20
+    (target / UNFINISHED).write_bytes(b"")
+    with pytest.raises(DataError, match="is not whole: its writer has not finished"):
+        Table.open(target / "*.parquet")
 
 
 def test_an_error_leaves_no_table(target):

@@ -394,6 +394,10 @@ def _matches_of_store(pattern: Uri) -> dict[Location, FileFacts]:
         stats = {one: at for one, at in stats.items() if not is_hidden(one.below(base).split("/"))}
     if not stats:
         raise NoSuchTable(pattern)
+    folders = {base, *(one.parent for one in stats)}
+    for one in every:
+        if one.name == UNFINISHED and one.parent in folders:
+            raise _not_whole(one.parent)
     known = logs_below(base, every)
     if "/" not in below:
         known[base] = base if snapshot_kind(base, base.listing()[1]) else None
@@ -540,4 +544,7 @@ def files_that_match(
                 found[file] = replace(every.get(file, facts), folders=facts.folders)
     if not found:
         raise NoSuchTable(pattern)
+    for folder in dict.fromkeys([base, *(file.parent for file in found)]):
+        if (folder / UNFINISHED).exists():
+            raise _not_whole(folder)
     return found
