@@ -18,7 +18,7 @@ from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.importing.text_rows import GROUPED
 from recd_plugins.errors import DataError, nearest
 
-__all__ = ["Survey", "survey"]
+__all__ = ["NUMBER", "Survey", "survey"]
 
 NUMBER = r"^\s*[-+]?\d+(\.\d*)?([eE][-+]?\d+)?\s*$"
 
