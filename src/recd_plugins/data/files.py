@@ -386,7 +386,7 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
 
 def _matches_of_store(pattern: Uri) -> dict[Location, FileFacts]:
     parts = pattern.parts
-    fixed = next(at for at, part in enumerate(parts) if GLOB & set(part))
+    fixed = _fixed(parts)
     base, below = pattern.above(fixed), "/".join(parts[fixed:])
     every = base.listed(deep="/" in below) if fixed else {}
     stats = base.matching(below, every)
@@ -447,6 +447,11 @@ def in_partitions(folders: Iterable[str]) -> dict[str, str]:
 def is_glob(path: Location) -> bool:
     """Whether a path is written as a pattern of names."""
     return bool(GLOB & {*"/".join(path.parts)})
+
+
+def _fixed(parts: Sequence[str]) -> int:
+    """How many parts of a glob come before the first that is a pattern."""
+    return next(at for at, part in enumerate(parts) if GLOB & set(part))
 
 
 def is_hidden(parts: Iterable[str]) -> bool:
@@ -528,7 +533,7 @@ def files_that_match(
     if isinstance(pattern, Uri):
         return _matches_of_store(pattern)
     parts = pattern.parts
-    fixed = next(index for index, part in enumerate(parts) if GLOB & set(part))
+    fixed = _fixed(parts)
     base = Path(*parts[:fixed])
     matched = sorted(base.glob(str(Path(*parts[fixed:])))) if base.is_dir() else []
     if not is_hidden(parts[fixed:]):
