@@ -478,7 +478,7 @@ def build_scars(config: ScarsConfig, context: Context) -> ScarsPlanner:
         if isinstance(others, TierPlanner):
             raise RegistryError(
                 f"cache.size: is {config.size}, but sharding: {others.name} gives rows replicas "
-                "too, but a table has one tier plan. Set `size: plan`, so that the cache is what "
+                "too, and a table has one tier plan. Set `size: plan`, so that the cache is what "
                 f"{others.name} plans; or `sharding: {{use: torchrec}}`, so that it is SCARS' own."
             )
         return ScarsPlanner(config, context)

@@ -168,6 +168,12 @@ def test_a_table_too_small_for_one_batch(table):
     assert len(open_loader(table, world_size=2, batch_size=60, tail="pad")) == 1
 
 
+def test_a_table_of_one_row_that_is_too_small(tmp_path):
+    one = write(tmp_path / "one", 1)
+    with pytest.raises(DataError, match="its 1 row fills no batch of 2 on each of 1 consumer"):
+        open_loader(one, batch_size=2)
+
+
 def test_streams_that_do_not_fit(table):
     with pytest.raises(RegistryError, match=r"reader\.streams is 3, but must be a multiple of 2"):
         open_loader(table, world_size=2, streams=3)

@@ -102,7 +102,7 @@ def others_of(front: Any) -> Any:
         (
             {"cache": "scars", "sharding": "flexshard"},
             RegistryError,
-            "cache.size: is optimum, but sharding: flexshard gives rows replicas too, but a table "
+            "cache.size: is optimum, but sharding: flexshard gives rows replicas too, and a table "
             "has one tier plan. Set `size: plan`",
         ),
         (

@@ -196,9 +196,10 @@ def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) ->
             "find out which etl step or filter removes all rows."
         )
     if not order.num_batches:
+        fill = "fills" if table.num_rows == 1 else "fill"
         raise DataError(
-            f"{table.path}: its {so_many(table.num_rows, 'row')} fill no batch of {batch_size} on "
-            f"each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set reader.tail "
+            f"{table.path}: its {so_many(table.num_rows, 'row')} {fill} no batch of {batch_size} "
+            f"on each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set reader.tail "
             "to pad."
         )
 
