@@ -199,8 +199,8 @@ def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) ->
         fill = "fills" if table.num_rows == 1 else "fill"
         raise DataError(
             f"{table.path}: its {so_many(table.num_rows, 'row')} {fill} no batch of {batch_size} "
-            f"on each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set reader.tail "
-            "to pad."
+            f"on each of {so_many(consumers, 'consumer')}. Lower train.batch_size, or set "
+            "reader.tail to pad."
         )
 
 
