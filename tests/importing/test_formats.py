@@ -145,6 +145,22 @@ def test_files_that_differ_are_no_table(tmp_path: Path) -> None:
         foreign_files([tmp_path / "none"])
 
 
+def test_a_file_that_is_no_part_of_the_table_is_left_out_as_the_message_says(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "a.parquet", pa.table({"a": [1], "b": [2]}))
+    text(tmp_path / "README.md", b"hello\nthere\n")
+    with pytest.raises(DataError, match=r"name the others alone, as by a glob: 'FOLDER/\*\.parq"):
+        foreign_files([tmp_path])
+    assert [file.format for file in foreign_files([tmp_path / "*.parquet"])] == ["parquet"]
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "a.parquet").rename(tmp_path / "day=1" / "a.parquet")
+    with pytest.raises(DataError, match=r"as by a glob: 'FOLDER/\*\*/\*\.parquet'"):
+        foreign_files([tmp_path])
+    found = foreign_files([tmp_path / "**" / "*.parquet"])
+    assert [file.format for file in found] == ["parquet"]
+
+
 def test_a_line_cut_short_is_named_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -502,7 +502,8 @@ def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, File
                 raise DataError(
                     f"{file}: is in no folder {key}=..., although others of its table are. All "
                     "files of a table must have the same partition keys: move it, or name it as a "
-                    "table of its own."
+                    "table of its own. If it is no part of a table, name the others alone, as by a "
+                    "glob: 'FOLDER/**/*.parquet'."
                 )
         texts = [facts.folders[key] for facts in files.values()]
         columns[key] = _typed(pa.array([None if one == HIVE_NULL else one for one in texts]))
