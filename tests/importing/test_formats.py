@@ -150,7 +150,7 @@ def test_a_file_that_is_no_part_of_the_table_is_left_out_as_the_message_says(
 ) -> None:
     write(tmp_path / "a.parquet", pa.table({"a": [1], "b": [2]}))
     text(tmp_path / "README.md", b"hello\nthere\n")
-    with pytest.raises(DataError, match=r"name the others alone, as by a glob: 'FOLDER/\*\.parq"):
+    with pytest.raises(DataError, match=r"name the others, as by a glob: 'FOLDER/\*\.parq"):
         foreign_files([tmp_path])
     assert [file.format for file in foreign_files([tmp_path / "*.parquet"])] == ["parquet"]
     (tmp_path / "day=1").mkdir()

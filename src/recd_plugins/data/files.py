@@ -502,7 +502,7 @@ def typed_partitions(files: Mapping[Location, FileFacts]) -> dict[Location, File
                 raise DataError(
                     f"{file}: is in no folder {key}=..., although others of its table are. All "
                     "files of a table must have the same partition keys: move it, or name it as a "
-                    "table of its own. If it is no part of a table, name the others alone, as by a "
+                    "table of its own. If it is no part of a table, name the others, as by a "
                     "glob: 'FOLDER/**/*.parquet'."
                 )
         texts = [facts.folders[key] for facts in files.values()]

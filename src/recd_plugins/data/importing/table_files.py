@@ -90,7 +90,7 @@ def foreign_files(
         raise DataError(
             f"{file.path} is {file}, with columns {listed(file.names, 6)}; {first.path} is "
             f"{first}, with {listed(first.names, 6)}. Files of one table must be alike: {cure} "
-            "If one is no part of the table, name the others alone, as by a glob: 'FOLDER/*.parquet'."
+            "If one is no part of the table, name the others, as by a glob: 'FOLDER/*.parquet'."
         )
     return tuple(files)
 
