@@ -631,6 +631,13 @@ def test_what_would_tell_the_answer_is_no_feature(
     assert any(doubt in one for one in found["doubts"]) or not doubt
 
 
+def test_a_label_in_texts_is_not_said_to_look_like_none(tmp_path: Path) -> None:
+    lines = [f"{('yes', 'no')[one % 2]},shop {one % 9}" for one in range(300)]
+    found = schema_of(text(tmp_path / "c.csv", "clicked,shop\n" + "\n".join(lines) + "\n"))
+    assert not any("no column looks like a label" in one for one in found["doubts"])
+    assert any("'clicked' looks like a label in texts" in one for one in found["doubts"])
+
+
 def test_an_import_says_how_much_its_vocabularies_do_not_know(tmp_path: Path) -> None:
     """Of the rows that they were not made of: those for testing, and of the next day's files."""
     rows = {"label": [0, 1] * 200, "at": [*range(400)], "item": [one // 10 for one in range(400)]}

@@ -41,6 +41,7 @@ NO_LABEL = (
     "no column looks like a label: name it; or, where each row is a click, have `recd data import "
     "--negatives 4` make it"
 )
+IN_TEXTS = "looks like a label in texts"
 SESSIONS = (
     ". Each row seems to be a whole session, its events in lists: write a row of each event "
     "(docs/own-data.md has the lines)"
@@ -138,7 +139,7 @@ def answer_in(column: ColumnSurvey) -> str:
         and is_called(column, LABEL_WORDS)
         and not is_called(column, NO_LABEL_WORDS)
     ):
-        return f"looks like a label in texts ({shown}): write 1 and 0, and name it as the label"
+        return f"{IN_TEXTS} ({shown}): write 1 and 0, and name it as the label"
     if not pa.types.is_string(column.seen.type):
         return ""
     words = {one.strip().lower().removesuffix("s") for one in column.seen.to_pylist()}
@@ -162,6 +163,9 @@ def have_labels(column: ColumnSurvey) -> bool:
 
 def without_label(entries: Sequence[ColumnEntry]) -> str:
     """What to do without a label; and which columns may be one, by their values."""
+    for one in entries:
+        if (why := answer_in(one.column)).startswith(IN_TEXTS):
+            return f"{one.column.name!r} {why}"
     grades = [repr(one.column.name) for one in entries if _are_grades(one.column)]
     may_be = f". {' or '.join(grades[:3])} may be grades" if grades else ""
     whole = any(are_times(one.column) for one in entries)
