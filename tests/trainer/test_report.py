@@ -230,6 +230,17 @@ def test_what_a_kill_left_of_a_line_is_dropped(torn: str, tmp_path: Path) -> Non
     assert (run / "metrics.jsonl").read_text() == whole
 
 
+def test_a_run_that_goes_on_has_no_summary_until_it_ends_again(tmp_path: Path) -> None:
+    """Else a job whose ranks are ended in between would show it as its own."""
+    report(tmp_path).close({"step": 10})
+    report(tmp_path, start=10, speaks=False)
+    assert (tmp_path / "summary.json").exists()
+    resumed = report(tmp_path, start=10)
+    assert not (tmp_path / "summary.json").exists()
+    resumed.close({"step": 20})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"step": 20}
+
+
 def test_a_resumed_run_without_its_lines_begins_them(tmp_path: Path) -> None:
     run_report = report(tmp_path / "run", start=10)
     run_report.metrics("train", 15, metrics(15, 1.0))

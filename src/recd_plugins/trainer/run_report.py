@@ -51,7 +51,8 @@ class RunReport:
         """Open the files of a run that begins, or goes on where `reached` says.
 
         The lines of metrics that were there when the checkpoint was made are kept, and later ones
-        of its step, unless an evaluation writes them `again`.
+        of its step, unless an evaluation writes them `again`. The summary of its earlier end is
+        removed: whoever finds one can rely on it as that of the run's latest end.
         """
         self._speaks = speaks
         self._run = run
@@ -67,6 +68,7 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         run.mkdir(parents=True, exist_ok=True)
+        (run / "summary.json").unlink(missing_ok=True)
         file = run / "metrics.jsonl"
         if reached:
             text, self.before = _lines_before(file, start, reached.so_far.get("lines"), again)
