@@ -337,6 +337,29 @@ sys.exit(1)
     assert (failure.rank, failure.code) == (1, ended)
 
 
+def test_a_rank_that_ended_without_a_word_before_another_failed_is_named(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
+    """Code that calls `os._exit` ends a rank so; its peer has only its own connection's end."""
+    command = program(
+        """
+tell(pid=os.getpid())
+wait_for(f"rank-{1 - rank}.json")
+if rank == 1: os._exit(0)
+process = Path(f"/proc/{json.loads(Path('rank-1.json').read_text())['pid']}/stat")
+with contextlib.suppress(OSError):
+    while ") Z" not in process.read_text():
+        time.sleep(0.01)
+from recd_plugins.launch.first_failure import leave_failure
+leave_failure()
+sys.exit("the connection was closed")
+"""
+    )
+    failure = failed(launch(command, 2, threads=1))
+    assert (failure.rank, failure.code, failure.before) == (0, 1, (1,))
+    assert "the connection was closed\nrank 1 had ended before that, without a word" in str(failure)
+
+
 def test_a_rank_that_stays_stopped_ends_the_job(
     launch: Launch, program: Callable[[str], list[str]]
 ) -> None:

@@ -20,6 +20,7 @@ import torch
 from probe_plugin import probe_registry
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from recd_plugins.errors import DataError
 from recd_plugins.stack import load
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.testing.batches import random_table
@@ -27,6 +28,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
 from recd_plugins.trainer.checkpoints.checkpoint import ReachedState
 from recd_plugins.trainer.measure.metrics import Metrics
+from recd_plugins.trainer.run_folder import naming_lost_folder
 from recd_plugins.trainer.run_report import RunReport
 
 
@@ -180,6 +182,37 @@ def test_a_signal_at_the_end_of_a_run_takes_no_report(tmp_path: Path, gloo_pool:
     registry = probe_registry(tmp_path, steps=2, log_every=1, checkpoint_every=0)
     gloo_pool.run(stopped_as_it_reports, registry, world_size=1)
     assert json.loads((tmp_path / "run/summary.json").read_text())["finished"]
+
+
+def loses_its_folder(registry: dict[str, Any], made_anew: bool) -> None:
+    """On a rank: a run whose folder is moved before its last files are written."""
+
+    def late(report: RunReport, summary: Mapping[str, Any]) -> None:
+        run = Path(summary["run"])
+        run.rename(run.with_name("moved"))
+        if made_anew:
+            run.mkdir()
+        (run / "tensorboard/events").open("a")
+
+    with (
+        mock.patch.object(RunReport, "close", late),
+        pytest.raises(DataError, match="the run's folder was removed, moved or replaced while"),
+    ):
+        train_on_a_rank(registry)
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_folder_that_a_run_loses_is_named(
+    made_anew: bool, tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """The plain error names a file of TensorBoard's that nobody has typed."""
+    registry = probe_registry(tmp_path, steps=2, log_every=1, checkpoint_every=0)
+    gloo_pool.run(loses_its_folder, registry, made_anew, world_size=1)
+
+
+def test_a_file_that_a_run_misses_in_its_folder_stays_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), naming_lost_folder(tmp_path):
+        (tmp_path / "tensorboard/events").open("a")
 
 
 def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from recd_plugins.errors import listed
 from recd_plugins.launch.environment import (
     AGENTS_STORE,
     LOOPBACK,
@@ -62,6 +63,8 @@ class Failure:
     rank: int
     code: int
     output: str
+    before: tuple[int, ...] = ()
+    """The other ranks that had ended by then without a word, which may be why it failed."""
 
     @property
     def explained(self) -> bool:
@@ -71,7 +74,16 @@ class Failure:
     def __str__(self) -> str:
         how = signal.Signals(-self.code).name if self.code < 0 else f"exit code {self.code}"
         output = f"; it said:\n{self.output}" if self.output else " and said nothing"
-        return f"rank {self.rank} ended with {how}{output}"
+        return f"rank {self.rank} ended with {how}{output}{self._left_alone()}"
+
+    def _left_alone(self) -> str:
+        if not self.before:
+            return ""
+        return (
+            f"\n{listed(self.before, kind='rank')} had ended before that, without a word. Unless "
+            "the job was at its end, some code has ended the process (os._exit): a plugin, or what "
+            "it calls. Let it raise an error instead."
+        )
 
 
 STOPPING = "stopping after this step; once more to kill"
@@ -254,7 +266,8 @@ def _wait(processes: list[_Rank], store: Store, stopped_for: float) -> Failure |
             waiting.remove(process)
             if code != 0:
                 cause = _cause(process, processes, store)
-                return Failure(cause.rank, cause.poll() or 0, cause.output())
+                silent = _ended_silently(cause, processes)
+                return Failure(cause.rank, cause.poll() or 0, cause.output(), silent)
         if stopped_for and time.monotonic() - looked > 1:
             looked = time.monotonic()
             for process in waiting:
@@ -282,6 +295,16 @@ def _cause(found: _Rank, processes: list[_Rank], store: Store) -> _Rank:
             break
         time.sleep(0.05)
     return processes[first] if first is not None and processes[first].poll() else found
+
+
+def _ended_silently(cause: _Rank, processes: Sequence[_Rank]) -> tuple[int, ...]:
+    """The ranks but `cause` that have ended by themselves and said nothing of an error."""
+    others = {one.rank: (one, one.poll()) for one in processes if one is not cause}
+    return tuple(
+        rank
+        for rank, (one, code) in others.items()
+        if code == 0 or (code is not None and code > 0 and not one.output())
+    )
 
 
 @contextlib.contextmanager

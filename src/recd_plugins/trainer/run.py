@@ -34,7 +34,13 @@ from recd_plugins.trainer.elastic import (
     taken_over,
 )
 from recd_plugins.trainer.loop import Loop, evaluates_again
-from recd_plugins.trainer.run_folder import RunLock, check_resumable, checkpoints_in, set_aside
+from recd_plugins.trainer.run_folder import (
+    RunLock,
+    check_resumable,
+    checkpoints_in,
+    naming_lost_folder,
+    set_aside,
+)
 from recd_plugins.trainer.run_report import RunReport, keep_provenance
 from recd_plugins.trainer.stop_signal import StopSignal
 from recd_plugins.trainer.watchdog import Watchdog
@@ -205,8 +211,9 @@ def _finished(loop: Loop, report: RunReport, launchers: Launchers, run: Path) ->
     dist.barrier()
     stop = StopSignal()
     try:
-        summary = loop.run(stop)
-        report.close(summary)  # a signal that comes now is late, and no reason to lose the report
+        with naming_lost_folder(run):
+            summary = loop.run(stop)
+            report.close(summary)  # a signal that comes now is late: it takes no report
     finally:
         stop.close()
     return summary

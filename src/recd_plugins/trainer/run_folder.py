@@ -10,9 +10,11 @@ import re
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from recd_plugins.errors import RegistryError, listed
+from recd_plugins.errors import DataError, RegistryError, listed
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.lock_file import LockFile, LockHeld
 
@@ -24,6 +26,7 @@ __all__ = [
     "check_not_among_checkpoints",
     "check_resumable",
     "checkpoints_in",
+    "naming_lost_folder",
     "remove_parts",
     "set_aside",
     "step_of",
@@ -130,6 +133,26 @@ def step_of(checkpoint: Path) -> int:
 def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints of a run's folder of them, the newest last."""
     return sorted((one for one in folder.glob("step-*") if step_of(one) >= 0), key=step_of)
+
+
+@contextmanager
+def naming_lost_folder(run: Path) -> Iterator[None]:
+    """Inside, a file that is missing because the run's folder was removed or moved says so."""
+    # While it is held open, no other folder gets its number.
+    held = os.open(run, os.O_RDONLY) if run.is_dir() else None
+    try:
+        yield
+    except FileNotFoundError as error:
+        if held is None or (run.is_dir() and os.path.samestat(os.stat(run), os.fstat(held))):
+            raise
+        raise DataError(
+            f"{run}: the run's folder was removed, moved or replaced while the job trained in it, "
+            "so that its metrics and checkpoints have no place. Put it back, and `recd train "
+            "--resume` goes on from its latest checkpoint; or train anew."
+        ) from error
+    finally:
+        if held is not None:
+            os.close(held)
 
 
 class RunLock:
