@@ -4,6 +4,7 @@ for their batches."""
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 from types import SimpleNamespace
 
@@ -37,6 +38,22 @@ def test_workers_do_not_start_where_nothing_can_be_shared(table, monkeypatch):
     with pytest.raises(CapabilityError, match=r"gives none \(Read-only file system\)"):
         next(iter(open_loader(table, workers=1)))
     next(iter(open_loader(table)))
+
+
+def test_workers_do_not_start_where_their_queues_have_no_room(table, monkeypatch):
+    """The first lock has some, and torchdata's iterator would fail half made."""
+    made = []
+    lock = multiprocessing.Lock
+
+    def refuse(*_):
+        if len(made) == 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        made.append(lock())
+        return made[-1]
+
+    monkeypatch.setattr("multiprocessing.Lock", refuse)
+    with pytest.raises(CapabilityError, match=r"gives none \(No space left on device\)"):
+        next(iter(open_loader(table, workers=1)))
 
 
 def test_all_tensors_of_a_batch_are_shared(table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import json
@@ -13,11 +14,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from recd_plugins.cli.explain import explain
 from recd_plugins.cli.main import DAY, app
 from recd_plugins.cli.messages import messages, messages_like
+from recd_plugins.cli.options import reported
 from recd_plugins.cli.words import commands, meanings
 from recd_plugins.errors import RegistryError
 from recd_plugins.launch.fork_server import for_cpu
@@ -251,6 +254,15 @@ def test_what_is_printed_to_a_full_disk_is_a_message(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "", *told], stderr=subprocess.PIPE, text=True)
     assert closed.stderr == ""
+
+
+def test_a_file_that_libraries_name_in_bytes_is_named_as_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(typer.Exit), reported(debug=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), b"runs/latest/tensorboard/events")
+    error = "error: runs/latest/tensorboard/events: Read-only file system. Name another path"
+    assert capsys.readouterr().err.startswith(error)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--ranks=x"], ["plan", "--rank=1"]])

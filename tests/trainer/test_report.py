@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import io
@@ -9,7 +10,9 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -208,6 +211,24 @@ def test_a_folder_that_a_run_loses_is_named(
     """The plain error names a file of TensorBoard's that nobody has typed."""
     registry = probe_registry(tmp_path, steps=2, log_every=1, checkpoint_every=0)
     gloo_pool.run(loses_its_folder, registry, made_anew, world_size=1)
+
+
+def test_a_file_that_tensorboard_cannot_write_is_an_error_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread raises it too, where nobody can catch it."""
+    shown: list[type[BaseException]] = []
+    monkeypatch.setattr("threading.excepthook", lambda error: shown.append(error.exc_type))
+    run_report = report(tmp_path)
+    shutil.rmtree(tmp_path / "tensorboard")
+    with contextlib.suppress(FileNotFoundError):  # unless its thread takes a while to see it
+        run_report.metrics("train", 5, metrics(5))
+    with pytest.raises(FileNotFoundError, match="tfevents"):
+        run_report.close({})
+    other = threading.Thread(target=lambda: 1 / 0)
+    other.start()
+    other.join()
+    assert shown == [ZeroDivisionError]
 
 
 def test_a_file_that_a_run_misses_in_its_folder_stays_an_error_of_its_own(tmp_path: Path) -> None:

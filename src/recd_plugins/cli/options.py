@@ -281,7 +281,7 @@ def _message(error: Exception) -> str | None:
     if not cure:
         return blamed(error)
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         return f"{where}{os.strerror(error.errno or 0)}. {cure}"
     why = str(error).strip().partition("\n")[0]
     if is_of_memory(error):

@@ -101,7 +101,7 @@ class LocalLoader:
                 self._batches.first = 0
             torchdata.load_state_dict(self._within or {})
         if self._workers:
-            check_shares_memory()
+            check_shares_memory(self._workers)
         others = {*active_children()}
         reading = iter(self._batches if torchdata is None else torchdata)
         workers = {*active_children()} - others

@@ -17,6 +17,9 @@ CURE = (
     "Give this machine, or its container, a larger /dev/shm, as by `docker run --shm-size 8g`; or "
     "have a rank read by itself, by `reader.workers=0`."
 )
+LOCKS = 4
+"""The locks and semaphores of a queue or an event between processes, rounded up. A loader has a
+queue for each worker, and up to four for all of them."""
 
 
 def share_memory(batch: object) -> None:
@@ -34,10 +37,11 @@ def share_memory(batch: object) -> None:
         raise _refused(str(error).partition("\n")[0]) from None
 
 
-def check_shares_memory() -> None:
-    """Raises `CapabilityError` if processes of this machine cannot share memory."""
+def check_shares_memory(workers: int) -> None:
+    """Raises `CapabilityError` if processes of this machine cannot share memory, or have no room
+    there for the locks of so many workers' queues."""
     try:
-        multiprocessing.Lock()
+        _ = [multiprocessing.Lock() for _ in range(LOCKS * (workers + 4))]
     except OSError as error:
         raise _refused(error.strerror or str(error)) from None
 

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -76,6 +77,7 @@ class RunReport:
             write_whole(file, text)
         self._file = file.open("a" if reached else "w", buffering=1)
         # Events from its step on are hidden: what came after the checkpoint comes again.
+        _leave_out_traceback_of("_AsyncWriterThread")
         self._board = SummaryWriter(str(run / "tensorboard"), purge_step=start or None)
         for line in self.before:
             if line["step"] == start:
@@ -147,6 +149,18 @@ def defined(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return [defined(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def _leave_out_traceback_of(kind: str) -> None:
+    """Print none if a thread of this class fails from now on: TensorBoard's keeps the error of a
+    file that it cannot write, and the next call of its writer raises it."""
+    before = threading.excepthook
+
+    def show(error: threading.ExceptHookArgs) -> None:
+        if type(error.thread).__name__ != kind:
+            before(error)
+
+    threading.excepthook = show
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
