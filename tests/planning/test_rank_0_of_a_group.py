@@ -4,8 +4,10 @@ makes, and plan, adapt, order and watch batches among themselves."""
 from __future__ import annotations
 
 import warnings
+from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,8 +18,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import recd_plugins as rp
 from recd_plugins.api.training import WatchedBatches
+from recd_plugins.compat.pytorch import own_store
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.together import from_rank_0
+from recd_plugins.planning.together import from_rank_0, together
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.testing.batches import from_lists
 from recd_plugins.testing.gloo import GlooPool
@@ -108,3 +111,24 @@ def test_ranks_of_a_group_wait_for_no_others(gloo_pool: GlooPool) -> None:
     first, *others = gloo_pool.run(batches_of_some, world_size=3)
     assert not first
     assert others == [[(("pages",),), [True] * 4, told, told == 1] for told in (1, 0)]
+
+
+def waited() -> str:
+    """On a rank: what it hears, in a group whose ranks wait a second for each other, where rank 1
+    has hung up."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    assert together(group, lambda: 7) == 7
+    store = own_store()
+    if group.rank() == 1:
+        store.wait(["heard"])
+        return ""
+    with pytest.raises(RuntimeError, match=r"[Tt]imed out") as heard:
+        together(group, lambda: 7)
+    store.set("heard", "")
+    return str(heard.value)
+
+
+def test_ranks_wait_for_one_that_hangs_as_long_as_in_the_groups_own_collectives(
+    gloo_pool: GlooPool,
+) -> None:
+    assert gloo_pool.run(waited, world_size=2)[0]

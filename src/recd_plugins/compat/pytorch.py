@@ -186,10 +186,23 @@ def own_gloo(group: ProcessGroup, name: str, timeout: timedelta | None) -> Any:
     """gloo among the ranks of a group. All ranks call this, once per name.
 
     It is in no group of torch's, and is not counted in the numbers by which torch names groups.
-    Ranks wait for each other for `timeout`, by default as in torch's groups.
+    Ranks wait for each other for `timeout`, by default as long as in the group's own gloo, whose
+    time its maker may have set; where it has none, as in torch's groups.
     """
     store = PrefixStore(f"recd_plugins/{group.group_name}/{name}", _get_default_store())
-    return dist.ProcessGroupGloo(store, group.rank(), group.size(), timeout or default_pg_timeout)
+    patience = timeout or _gloo_timeout(group) or default_pg_timeout
+    return dist.ProcessGroupGloo(store, group.rank(), group.size(), patience)
+
+
+def _gloo_timeout(group: ProcessGroup) -> timedelta | None:
+    """The time that ranks wait for each other in a group's gloo; None if it has none, as one of
+    NCCL alone."""
+    try:
+        backend: Any = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None
+    found: timedelta | None = getattr(getattr(backend, "options", None), "_timeout", None)
+    return found
 
 
 def own_group(groups: Tensor, world: ProcessGroup) -> ProcessGroup | None:
