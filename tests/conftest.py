@@ -27,9 +27,9 @@ for name in (*COLOURS, "COLUMNS", "LINES", "http_proxy", "HTTP_PROXY"):
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # Gloo's thread polls while the rank's own holds the lock of a connection, and where it had woken
-    # in the rank's place, the two wait for each other: a fifth of all processor time. As batch work
-    # nothing that wakes takes another's place, in programs and ranks that are started too.
+    # Gloo's thread polls while the rank's own holds the lock of a connection; where it woke in the
+    # rank's place, the two waited for each other, a fifth of all processor time. As batch work,
+    # nothing that wakes takes another's place, in ranks and programs that are started too.
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 # What programs of the tests import, beside what ranks do, before what is there is frozen: a `recd

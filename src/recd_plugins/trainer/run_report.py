@@ -11,7 +11,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,16 +151,23 @@ def defined(values: Any) -> Any:
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
+class _NoTracebacksOf:
+    """A `threading.excepthook` that leaves out threads of one class."""
+
+    def __init__(self, kind: str, before: Callable[[threading.ExceptHookArgs], object]) -> None:
+        self._kind = kind
+        self._before = before
+
+    def __call__(self, error: threading.ExceptHookArgs) -> None:
+        if type(error.thread).__name__ != self._kind:
+            self._before(error)
+
+
 def _leave_out_traceback_of(kind: str) -> None:
     """Print none if a thread of this class fails from now on: TensorBoard's keeps the error of a
     file that it cannot write, and the next call of its writer raises it."""
-    before = threading.excepthook
-
-    def show(error: threading.ExceptHookArgs) -> None:
-        if type(error.thread).__name__ != kind:
-            before(error)
-
-    threading.excepthook = show
+    if not isinstance(threading.excepthook, _NoTracebacksOf):  # by an earlier run of this process
+        threading.excepthook = _NoTracebacksOf(kind, threading.excepthook)
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
