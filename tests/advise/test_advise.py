@@ -140,9 +140,19 @@ def test_samples_that_repeat_are_deduplicated(of_sessions: RegistryAdvice) -> No
 def test_no_row_gets_a_replica_without_a_budget(folder: Path) -> None:
     """Not even in the room that smaller exchanges leave: what does have replicas is then held to
     what they must save."""
-    given = Registry.load(registry(folder / "1", 1))
+    values = registry(folder / "1", 1, sharding="flexshard")
+    values["plugins"].append("recd_flexshard")
+    values["train"]["retier_every"] = 2
+    given = Registry.load(values)
     advice = advise(given, AdviceGoal(), with_what_ifs=False)
     assert "coalescing" in advice.walk.kept
+    assert advice.values["train"]["retier_every"] == 2  # by a planner that moves replicas
+    assert not advice.idle
+    walk = advice.walk
+    of_torchrec = replace(walk, best=replace(walk.best, retiers=False))
+    without = replace(advice, walks={advice.batch_size: of_torchrec})
+    assert "retier_every" not in without.values["train"]
+    assert without.idle.startswith("train.retier_every is left out: ")
     assert not any(one.copies for one in advice.walk.met.values())
     with_budget = advise(given, AdviceGoal(budget_gb=1e-3), with_what_ifs=False)
     copies = {names for names, one in with_budget.walk.met.items() if one.copies}
@@ -1032,6 +1042,11 @@ SCARS = {"use": "scars", "size": "budget", "budget_gb": 1.0}
         ({"cache": SCARS}, {}),
         ({"cache": "scars"}, {}),
         ({"sharding": "flexshard"}, {}),
+        ({"sharding": "flexshard", "train": {"retier_every": 5, "retier_batches": 2}}, {}),
+        (
+            {"sharding": FLEX, "train": {"retier_every": 5, "steps": 9}},
+            {"sharding": BEHIND, "train": {"steps": 9}},
+        ),
     ],
 )
 def test_the_baseline_has_torchrecs_planner_as_the_user_has_it_wherever_it_stands(

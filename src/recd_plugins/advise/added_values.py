@@ -11,7 +11,10 @@ from recd_plugins.errors import PluginError, RecdError, called, nearest
 from recd_plugins.hooks.manager import ClaimedAddition
 from recd_plugins.registry.source import as_of_yaml
 
-__all__ = ["answer_of", "in_order", "plain", "with_plugin"]
+__all__ = ["MOVING", "answer_of", "in_order", "plain", "with_plugin", "without_moving"]
+
+MOVING = ("retier_every", "retier_batches")
+"""The options of `train` by which replicas move, which TorchRec's own plans do not have."""
 
 
 def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
@@ -25,8 +28,19 @@ def plain(values: Values, claims: Sequence[ClaimedAddition]) -> Values:
     use = behind.get("use", "torchrec") if isinstance(behind, Mapping) else behind
     if behind is not None and use == "torchrec":
         left["sharding"] = behind
+    left = without_moving(left)
     for claim in claims:
         left = dict(answer_of(claim, "without", claim.addition.without, left))
+    return left
+
+
+def without_moving(values: Values) -> dict[str, Any]:
+    """A registry whose training moves no replicas."""
+    left = dict(values)
+    if isinstance(train := left.get("train"), Mapping) and train.keys() & {*MOVING}:
+        left["train"] = {name: value for name, value in train.items() if name not in MOVING}
+        if not left["train"]:
+            del left["train"]
     return left
 
 

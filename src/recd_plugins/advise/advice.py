@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.additions import Values
-from recd_plugins.advise.added_values import answer_of, plain, with_plugin
+from recd_plugins.advise.added_values import (
+    MOVING,
+    answer_of,
+    plain,
+    with_plugin,
+    without_moving,
+)
 from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfTrainer
 from recd_plugins.advise.outlook import Outlook, Outlooks
@@ -108,8 +114,11 @@ class RegistryAdvice:
         given, best = self.registry.source.values, self.won[1]
         values = {k: v for k, v in best.values.items() if k not in ("strict", "train")}
         if self.of_trainer:
-            return values | {k: given[k] for k in ("train", "strict") if k in given}
+            own: dict[str, Any] = {k: given[k] for k in ("train", "strict") if k in given}
+            return values | (own if best.retiers else without_moving(own))
         train = {k: v for k, v in (best.values.get("train") or {}).items() if k != "forecast_ms"}
+        if best.retiers:
+            train |= self._moving
         ranks = best.ledger.prices.cluster.world_size
         if ranks != self.registry.train.ranks:
             train["ranks"] = ranks
@@ -120,6 +129,18 @@ class RegistryAdvice:
         if "strict" in given:
             values["strict"] = given["strict"]
         return values
+
+    @property
+    def idle(self) -> str:
+        """Why options of the given registry are left out of the advised one, if any are."""
+        if self.won[1].retiers or not self._moving.get("retier_every"):
+            return ""
+        return "train.retier_every is left out: what is advised has no replicas that could move"
+
+    @property
+    def _moving(self) -> dict[str, Any]:
+        train = self.registry.source.values.get("train") or {}
+        return {name: train[name] for name in MOVING if name in train}
 
     def summary(self) -> dict[str, Any]:
         """The whole advice, for machines."""

@@ -23,7 +23,7 @@ from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import Lane
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planned_shards import planned_shards
-from recd_plugins.planning.planner_bases import OrdersBatches, Tiered
+from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.replica_factor import replica_factor
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import AS_TORCHREC
@@ -75,6 +75,8 @@ class Outlook:
     """Why memory has no room for the tables; empty if it has. All else is as if it had."""
     on_cpu: bool
     """Whether the plan is for ranks that train on a CPU, whose cores they share."""
+    retiers: bool
+    """Whether its planner can move replicas while training."""
 
     @cached_property
     def ms(self) -> float:
@@ -237,6 +239,7 @@ class Outlooks:
             mapped=_mapped(planner),
             lacks=lacks,
             on_cpu=_on_cpu(stack),
+            retiers=isinstance(planner, Retiers),
         )
 
     def _compute(self, stack: Stack) -> Compute:
