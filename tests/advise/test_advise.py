@@ -147,12 +147,12 @@ def test_no_row_gets_a_replica_without_a_budget(folder: Path) -> None:
     advice = advise(given, AdviceGoal(), with_what_ifs=False)
     assert "coalescing" in advice.walk.kept
     assert advice.values["train"]["retier_every"] == 2  # by a planner that moves replicas
-    assert not advice.idle
+    assert not advice.left_out
     walk = advice.walk
     of_torchrec = replace(walk, best=replace(walk.best, retiers=False))
     without = replace(advice, walks={advice.batch_size: of_torchrec})
     assert "retier_every" not in without.values["train"]
-    assert without.idle.startswith("train.retier_every is left out: ")
+    assert without.left_out.startswith("train.retier_every is left out: ")
     assert not any(one.copies for one in advice.walk.met.values())
     with_budget = advise(given, AdviceGoal(budget_gb=1e-3), with_what_ifs=False)
     copies = {names for names, one in with_budget.walk.met.items() if one.copies}

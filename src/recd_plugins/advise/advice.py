@@ -131,7 +131,7 @@ class RegistryAdvice:
         return values
 
     @property
-    def idle(self) -> str:
+    def left_out(self) -> str:
         """Why options of the given registry are left out of the advised one, if any are."""
         if self.won[1].retiers or not self._moving.get("retier_every"):
             return ""

@@ -52,8 +52,8 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
         yield f"TorchRec's own best plan, as if there were room; {walk.base.lacks}"
     for one in walk.weighed:
         yield f"{one.name}: {one.verdict}; {one.why}{_at_the_end(one)}"
-    if advice.idle:
-        yield advice.idle
+    if advice.left_out:
+        yield advice.left_out
     if len(advice.walks) > 1:
         yield ""
         for size, other in advice.walks.items():

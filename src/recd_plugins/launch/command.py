@@ -298,7 +298,7 @@ def _cause(found: _Rank, processes: list[_Rank], store: Store) -> _Rank:
 
 
 def _ended_silently(cause: _Rank, processes: Sequence[_Rank]) -> tuple[int, ...]:
-    """The ranks but `cause` that have ended by themselves and said nothing of an error."""
+    """The ranks but `cause` that have ended by themselves and printed nothing of an error."""
     others = {one.rank: (one, one.poll()) for one in processes if one is not cause}
     return tuple(
         rank
