@@ -41,7 +41,6 @@ NO_LABEL = (
     "no column looks like a label: name it; or, where each row is a click, have `recd data import "
     "--negatives 4` make it"
 )
-IN_TEXTS = "looks like a label in texts"
 SESSIONS = (
     ". Each row seems to be a whole session, its events in lists: write a row of each event "
     "(docs/own-data.md has the lines)"
@@ -134,12 +133,8 @@ def answer_in(column: ColumnSurvey) -> str:
     shown = ", ".join(column.examples)
     if column.is_list or column.seen is None or column.distinct > MOST_EVENTS:
         return ""
-    if (
-        column.distinct <= 2
-        and is_called(column, LABEL_WORDS)
-        and not is_called(column, NO_LABEL_WORDS)
-    ):
-        return f"{IN_TEXTS} ({shown}): write 1 and 0, and name it as the label"
+    if _are_labels(column):
+        return f"looks like a label in texts ({shown}): write 1 and 0, and name it as the label"
     if not pa.types.is_string(column.seen.type):
         return ""
     words = {one.strip().lower().removesuffix("s") for one in column.seen.to_pylist()}
@@ -150,6 +145,17 @@ def answer_in(column: ColumnSurvey) -> str:
     return (
         f"is what users did ({shown}), which as a feature would tell the answer: write a label of "
         "it, 1 where it is what you predict"
+    )
+
+
+def _are_labels(column: ColumnSurvey) -> bool:
+    """Whether texts are called a label, and are two at most."""
+    return (
+        not column.is_list
+        and column.seen is not None
+        and column.distinct <= 2
+        and is_called(column, LABEL_WORDS)
+        and not is_called(column, NO_LABEL_WORDS)
     )
 
 
@@ -164,8 +170,8 @@ def have_labels(column: ColumnSurvey) -> bool:
 def without_label(entries: Sequence[ColumnEntry]) -> str:
     """What to do without a label; and which columns may be one, by their values."""
     for one in entries:
-        if (why := answer_in(one.column)).startswith(IN_TEXTS):
-            return f"{one.column.name!r} {why}"
+        if _are_labels(one.column):
+            return f"{one.column.name!r} {answer_in(one.column)}"
     grades = [repr(one.column.name) for one in entries if _are_grades(one.column)]
     may_be = f". {' or '.join(grades[:3])} may be grades" if grades else ""
     whole = any(are_times(one.column) for one in entries)
