@@ -1,6 +1,7 @@
 # Two commands: `make demo` sets up and runs the main job, `make test` sets up and tests.
 # On a CUDA machine: make demo TARGET=cuda, and make gpu.
-PYTHON ?= $(shell requirements/python.sh)
+# Looked for once, when it is first asked for.
+PYTHON ?= $(eval PYTHON := $(shell requirements/python.sh))$(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 # cpu or cuda: by default what .venv was made for.
