@@ -58,10 +58,10 @@ def test_sizes_that_diverge_are_none_that_all_reach() -> None:
     assert loss_of_all([never, good, late], 10) == 0.6
     assert (never.least(10), late.steps_to(0.6, 10), never.steps_to(0.6, 10)) == (None, 2, None)
     assert loss_of_all([never], 10) is None
-    found = _found({"without cache": {10: never, 20: good}}, None, 10, 1)
+    found = _found({"without cache": {10: never, 20: good}}, None, 10, 1, 1_000)
     json.dumps(found, allow_nan=False)
     assert [row["steps"] for row in found["sides"]["without cache"]] == [None, 3]
-    assert _found({"without cache": {10: never}}, None, 10, 1)["loss"] is None
+    assert _found({"without cache": {10: never}}, None, 10, 1, 1_000)["loss"] is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_sizes_that_diverge_are_none_that_all_reach() -> None:
 def test_what_does_not_learn_is_named(
     sizes: dict[int, Learning | None], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _show(_found({"without cache": sizes}, None, 10, 1))
+    _show(_found({"without cache": sizes}, None, 10, 1, 1_000))
     assert says in capsys.readouterr().out
 
 
@@ -106,8 +106,10 @@ def test_batch_sizes_are_trained_to_one_loss(registry: Path) -> None:
     assert 8 <= small["steps"] <= 64
     assert 1 <= large["steps"] <= 8
     assert small["seconds"] > 0
+    assert found["epochs"] == 1
     tuned = tune(registry, "--batch-size=64", "--samples=256", "--loss=5")
     assert tuned.code == 0, tuned.err
+    assert "note" not in tuned.err
     assert "to a loss of 5.00000, the mean of 64 samples, on 1 rank" in tuned.out
     assert " best " in tuned.out
     # Reached at once, so no step more than the pipeline needs.
@@ -145,3 +147,11 @@ def test_sizes_around_the_registrys_are_those_that_the_samples_suffice_for(regis
     found = json.loads(tuned.out)
     assert [one["batch_size"] for one in found["sides"]["without cache"]] == [2, 8, 32]
     assert found["window"] == 32
+
+
+def test_losses_of_rows_that_were_learnt_from_are_told(registry: Path) -> None:
+    tuned = tune(registry, "--batch-size=64", "--samples=1280", "--json")
+    assert tuned.code == 0, tuned.err
+    assert json.loads(tuned.out)["epochs"] == 2.5
+    assert "went 2.5 times through the 512 rows of the train split" in tuned.err
+    assert "pass --samples 512 or fewer" in tuned.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -116,7 +117,9 @@ def loss(
                     stack, registry, sides[name], size, most, target, counted, budget, server
                 )
                 show("trainings", done, total)
-    found = _found(trainings, target, counted, ranks)
+    found = _found(trainings, target, counted, ranks, rows)
+    if found["epochs"] > 1:
+        print(_repeated(found["epochs"], rows), file=sys.stderr)
     if as_json:
         print(json.dumps(found))
     else:
@@ -177,7 +180,9 @@ def _train(
         )
 
 
-def _found(trainings: Trainings, target: float | None, window: int, ranks: int) -> dict[str, Any]:
+def _found(
+    trainings: Trainings, target: float | None, window: int, ranks: int, train_rows: int
+) -> dict[str, Any]:
     from recd_plugins.trainer.tuning.learning import loss_of_all
 
     done = [one for side in trainings.values() for one in side.values() if one is not None]
@@ -186,7 +191,20 @@ def _found(trainings: Trainings, target: float | None, window: int, ranks: int) 
         name: [_row(size, one, reached, window) for size, one in side.items()]
         for name, side in trainings.items()
     }
-    return {"loss": reached, "window": window, "ranks": ranks, "sides": rows}
+    most = max((len(one.losses) * one.samples_per_step for one in done), default=0)
+    epochs = most / train_rows
+    return {"loss": reached, "window": window, "ranks": ranks, "epochs": epochs, "sides": rows}
+
+
+def _repeated(epochs: float, rows: int) -> str:
+    """Until an epoch ends, a loss is of rows before the model learns from them, so it holds for new
+    ones; behind that it does not."""
+    return (
+        f"note: the longest training went {epochs:.1f} times through the {so_many(rows, 'row')} of "
+        "the train split. From the second time on, its losses are of rows that the model had "
+        "learnt from: they may fall while those of new rows rise. To compare by new rows, pass "
+        f"--samples {rows} or fewer."
+    )
 
 
 def _row(size: int, one: Learning | None, loss: float | None, window: int) -> dict[str, Any]:
