@@ -305,3 +305,35 @@ def shown(*arguments: str) -> str:
     done = CliRunner().invoke(app, ["data", *arguments])
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+def test_chunks_are_of_their_columns_whatever_dots_names_have(tmp_path: Path) -> None:
+    """A field of a struct becomes a column `user.city` by an import."""
+    kinds = {
+        "user": pa.struct({"city": pa.int64(), "tags": pa.list_(pa.struct({"x": pa.int8()}))}),
+        "user.city": pa.int64(),
+        "user.seen": LISTS,
+        "a.b.c": pa.map_(pa.string(), pa.float32()),
+        "day": pa.dictionary(pa.int8(), pa.string()),
+    }
+    rows: dict[str, list[Any]] = {
+        "user": [{"city": 1, "tags": [{"x": 2}]}] * 3,
+        "user.city": [1, 2, 3],
+        "user.seen": [[1, 2], [], None],
+        "a.b.c": [[("k", 1.0)]] * 3,
+        "day": ["mon", "tue", "mon"],
+    }
+    made = pa.table({name: pa.array(rows[name], kind) for name, kind in kinds.items()})
+    pq.write_table(made, tmp_path / "a.parquet", compression="snappy")
+    found = layout_of(tmp_path)
+    group = pq.read_metadata(tmp_path / "a.parquet").row_group(0)
+    sizes = [group.column(number).total_compressed_size for number in range(group.num_columns)]
+    each = {one.name: (one.compressed, one.codec) for one in found.columns}
+    assert each == {
+        "user": (sum(sizes[:2]), "snappy"),
+        "user.city": (sizes[2], "snappy"),
+        "user.seen": (sizes[3], "snappy"),
+        "a.b.c": (sum(sizes[4:6]), "snappy"),
+        "day": (sizes[6], "snappy"),
+    }
+    assert found.reading(["user.seen"]).wanted == sizes[3]

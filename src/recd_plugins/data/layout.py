@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from recd_plugins.data.chunk_columns import column_of_each_chunk
 from recd_plugins.data.coalesced_reads import coalesced_ios
 from recd_plugins.data.files import found_files
 from recd_plugins.data.footers import footers_of
@@ -144,9 +145,11 @@ def layout_of(path: Location | Sequence[Location]) -> TableLayout:
         first = first or footer
         size += facts.size or 0
         rows += footer.num_rows
+        names = column_of_each_chunk(footer)
         for group in range(footer.num_row_groups):
+            described = footer.row_group(group)
             stripe = []
-            for name, chunk in _chunks(footer, group):
+            for name, chunk in zip(names, map(described.column, range(len(names))), strict=True):
                 compressed[name] += chunk.total_compressed_size
                 uncompressed[name] += chunk.total_uncompressed_size
                 codecs.setdefault(name, chunk.compression.lower())
@@ -175,10 +178,3 @@ def layout_of(path: Location | Sequence[Location]) -> TableLayout:
         columns=columns,
         chunks=tuple(chunks),
     )
-
-
-def _chunks(footer: pq.FileMetaData, group: int) -> Iterable[tuple[str, pq.ColumnChunkMetaData]]:
-    described = footer.row_group(group)
-    for index in range(described.num_columns):
-        chunk = described.column(index)
-        yield chunk.path_in_schema.split(".", 1)[0], chunk

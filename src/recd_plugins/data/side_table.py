@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
+from recd_plugins.data.chunk_columns import column_of_each_chunk
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.expression import Known
 from recd_plugins.data.files import FileFacts, found_files
@@ -343,15 +344,15 @@ def _pairs(ids: pa.ChunkedArray, weights: pa.ChunkedArray) -> pa.Array:
 
 
 def _parts(file: Location, footer: pq.FileMetaData, columns: Sequence[str]) -> Iterator[_SidePart]:
+    names = column_of_each_chunk(footer)
     for group in range(footer.num_row_groups):
         described = footer.row_group(group)
         if not described.num_rows:
             continue
-        chunks = (described.column(n) for n in range(described.num_columns))
         num_bytes = sum(
-            chunk.total_uncompressed_size
-            for chunk in chunks
-            if chunk.path_in_schema.split(".", 1)[0] in columns
+            described.column(number).total_uncompressed_size
+            for number, name in enumerate(names)
+            if name in columns
         )
         known = known_of(footer, group, columns[:1]).get(columns[0])
         stripe = Stripe(file, group, described.num_rows)
