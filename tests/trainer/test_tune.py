@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from forked import Done, run_module
@@ -180,11 +182,45 @@ def test_the_largest_batch_is_found_by_real_trials(here: Path) -> None:
         "fits": False,
         "memory_mib": None,
         "samples_per_second": None,
+        "ids_per_sample": None,
     }
+    assert found["heaviest"] is None
     assert found["sides"]["plain"]["best"] == fits
     last = result.err.splitlines()[-1]
     assert last.split() == ["plain", "32", "out", "of", "memory"]
     assert not list(here.glob("recd-trial-*"))
+
+
+def test_rows_with_more_ids_than_those_that_were_tried_are_told(here: Path) -> None:
+    """The first batches are of stripes without ids; those of the last have 50 a row, of which the
+    schema takes 10 for nulls."""
+    rows, each = 800, [[1] * 40 + [-1] * 10]
+    ids = pa.array([*[[]] * (rows - 100), *each * 100], pa.list_(pa.int32()))
+    made = pa.table({"click": pa.array([0, 1] * (rows // 2)), "x": [0.5] * rows, "seen": ids})
+    pq.write_table(made, here / "uneven.parquet", row_group_size=100)
+    sparse = [{"name": "seen", "num_ids": 9, "missing": [-1]}]
+    schema = {"session_id": None, "timestamp": None, "label": "click", "dense": ["x"]}
+    registry = json.loads((here / "registry.yaml").read_text())
+    registry["dataset"] = {
+        "use": "parquet",
+        "train": str(here / "uneven.parquet"),
+        "test": str(here / "uneven.parquet"),
+        "schema": {**schema, "sparse": sparse},
+    }
+    registry["reader"] = {"use": "local", "shuffle": False}
+    (here / "uneven.yaml").write_text(json.dumps(registry))
+    asked = ("--registry=uneven.yaml", "--precision=15", "train.batch_size=8")
+    result = tune(here, *asked)
+    assert result.code == 0, result.err
+    where = here / "uneven.parquet"
+    assert (
+        f"note: samples of the batches that were tried have 0.0 ids, but those of {where}, row "
+        "group 7 have 40.0: batches of these would need more memory. To try an epoch's batches of "
+        "the size found, pass --steps 50."
+    ) in result.out
+    result = tune(here, *asked, "--steps=100", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["heaviest"] is None
 
 
 def test_a_trial_that_fails_otherwise_is_an_error(here: Path) -> None:

@@ -60,6 +60,8 @@ Precision = Annotated[
     ),
 ]
 
+MORE = 1.25
+"""How many times the ids of a tried sample another may have: by chance batches differ by less."""
 MALLOC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "LD_PRELOAD")
 
 
@@ -97,7 +99,8 @@ def batch(
             name: _search(stack, registry, side, name, allowed, steps, precision, server)
             for name, side in sides.items()
         }
-    found = _found(stack, allowed, searches)
+        heaviest = _heaviest(stack, searches["plain"], steps)
+    found = _found(stack, allowed, searches, heaviest)
     if as_json:
         print(json.dumps(found))
     else:
@@ -166,7 +169,35 @@ def _available(stack: Stack) -> float:
     return 0.8 * pages / 2**20 / stack.registry.train.ranks
 
 
-def _found(stack: Stack, budget: float, searches: Mapping[str, Search]) -> dict[str, Any]:
+def _heaviest(stack: Stack, plain: Search, steps: int) -> dict[str, Any] | None:
+    """Rows of which batches need more memory than those that were tried; None if there are none, if
+    all rows were tried, or if it is not known: `preprocess` may change the ids of samples."""
+    from recd_plugins.data.heaviest import heaviest_stripe
+
+    best = plain.best
+    if best is None or best.ids_per_sample is None or stack.registry.chosen("preprocess"):
+        return None
+    train = stack.tables_read.train
+    epoch = -(-train.num_rows // (best.batch_size * stack.registry.train.ranks))
+    if steps >= epoch:
+        return None
+    found = heaviest_stripe(train)
+    if found.ids_per_row <= MORE * best.ids_per_sample:
+        return None
+    return {
+        "stripe": str(found.stripe),
+        "ids_per_sample": found.ids_per_row,
+        "tried_ids_per_sample": best.ids_per_sample,
+        "steps_of_epoch": epoch,
+    }
+
+
+def _found(
+    stack: Stack,
+    budget: float,
+    searches: Mapping[str, Search],
+    heaviest: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     settings = stack.registry.train
     sides = {
         name: {
@@ -185,6 +216,7 @@ def _found(stack: Stack, budget: float, searches: Mapping[str, Search]) -> dict[
         "malloc": {name: os.environ[name] for name in MALLOC if name in os.environ},
         "sides": sides,
         "gain": dedup.batch_size / plain.batch_size if plain and dedup else None,
+        "heaviest": heaviest,
     }
 
 
@@ -224,3 +256,14 @@ def _show(found: dict[str, Any]) -> None:
         console.print(f"dedup fits batches {found['gain']:.2f} times as large")
     if any(side["exhausted"] for side in found["sides"].values()):
         console.print("≥: half of a rank's share of the train split; larger ones were not tried")
+    if found["heaviest"] is not None:
+        console.print(_beyond(found["heaviest"]), soft_wrap=True)
+
+
+def _beyond(heaviest: Mapping[str, Any]) -> str:
+    tried, there = heaviest["tried_ids_per_sample"], heaviest["ids_per_sample"]
+    return (
+        f"note: samples of the batches that were tried have {tried:,.1f} ids, but those of "
+        f"{heaviest['stripe']} have {there:,.1f}: batches of these would need more memory. To try "
+        f"an epoch's batches of the size found, pass --steps {heaviest['steps_of_epoch']}."
+    )

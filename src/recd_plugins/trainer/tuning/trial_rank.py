@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.notices import hide_warnings
 from recd_plugins.storage.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
 
 __all__ = ["OUT_OF_MEMORY", "WARM_UP", "trial", "write_found"]
 
@@ -44,7 +47,8 @@ def trial(
     window: int = 1,
 ) -> dict[str, Any]:
     """Train over the launcher's group; returns the largest peak of memory above its level, samples
-    per second, and for each step the slowest rank's seconds and the ranks' mean loss.
+    per second, the ids of a sample in the batch that has most of them, and for each step the
+    slowest rank's seconds and the ranks' mean loss.
 
     It ends early if the mean of that loss over `window` steps is at most `until`. If memory does
     not suffice, a file in `into` says so.
@@ -64,7 +68,8 @@ def trial(
         job = assemble(stack, device)
         positions = Positions(loader, WARM_UP + steps)
         # The level includes what reading holds for any batch: stripes, an advisor's sample.
-        batches = chain([next(positions)], positions)
+        ids = [0.0]
+        batches = _counted(chain([next(positions)], positions), ids)
         memory = PeakMemory(device)
         if device.type == "cpu":
             _refuse_beyond(2 * int(budget * 2**20) + HEADROOM)
@@ -84,7 +89,7 @@ def trial(
                     break
         # On CUDA this is all that torch holds; on the CPU what the steps add to the process.
         peak = memory.peak() if device.type == "cuda" else memory.above()
-        worst = torch.tensor([peak, statistics.median(seconds[WARM_UP:])], device=device)
+        worst = torch.tensor([peak, statistics.median(seconds[WARM_UP:]), max(ids)], device=device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         samples = stack.registry.train.batch_size * dist.get_world_size()
         slowest, mean = torch.tensor(seconds, device=device), torch.stack(losses)
@@ -93,9 +98,17 @@ def trial(
         return {
             "memory_mib": float(worst[0]) / 2**20,
             "samples_per_second": samples / float(worst[1]),
+            "ids_per_sample": float(worst[2]),
             "seconds": slowest.tolist(),
             "losses": (mean / dist.get_world_size()).tolist(),
         }
+
+
+def _counted(batches: Iterator[Batch], ids: list[float]) -> Iterator[Batch]:
+    """The batches; the ids of a sample of each are added to `ids`, except deduplicated ones."""
+    for batch in batches:
+        ids.append(batch.features.values().numel() / max(1, len(batch.labels)))
+        yield batch
 
 
 @contextmanager

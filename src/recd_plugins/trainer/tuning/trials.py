@@ -28,6 +28,9 @@ class Trial:
     """The memory of the rank that needed most; None if it ran out of memory."""
     samples_per_second: float | None = None
     """The rate of all ranks; None if a rank ran out of memory."""
+    ids_per_sample: float | None = None
+    """Of the batch that had most of them; deduplicated ids do not count. None if a rank ran out of
+    memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,7 @@ def run_trial(
         fits=found["memory_mib"] <= budget_mib,
         memory_mib=found["memory_mib"],
         samples_per_second=found["samples_per_second"],
+        ids_per_sample=found["ids_per_sample"],
     )
 
 
