@@ -79,6 +79,13 @@ def test_what_does_not_learn_is_named(
     assert says in capsys.readouterr().out
 
 
+def test_a_loss_that_is_not_reached_is_told_with_the_least_that_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _show(_found({"without cache": {10: learning([0.9, 0.5, 0.7])}}, 0.4, 10, 1, 1_000))
+    assert "not reached, only 0.50000" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tune_loss")

@@ -252,4 +252,7 @@ def _show(found: dict[str, Any]) -> None:
 def _seconds(row: Mapping[str, Any]) -> str:
     if row["seconds"] is not None:
         return f"{row['seconds']:,.2f}"
-    return "diverges" if row.get("least_loss", 0) is None else "not reached"
+    if row["memory_mib"] is None:
+        return "not reached"
+    least = row["least_loss"]
+    return "diverges" if least is None else f"not reached, only {least:.5f}"
