@@ -13,6 +13,7 @@ import pytest
 
 from recd_plugins.compat.zstd_function import zstd_function
 from recd_plugins.data import parquet_lists
+from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.page_bytes import crc32
 from recd_plugins.data.parquet_file import opened
 
@@ -178,6 +179,39 @@ def test_names_with_dots_do_not_take_each_others_lists(tmp_path: Path) -> None:
     pq.write_table(pa.table({**columns, "c": structs}), tmp_path / "a.parquet")
     for wanted in (["a"], ["a", "c"], ["a", "a.b"], ["a.b"], ["c.d"], [*columns, "c"]):
         check(tmp_path / "a.parquet", wanted)
+
+
+def test_names_with_dots_are_decoded_as_others_are(
+    tmp_path: Path, decoded_by: dict[str, int]
+) -> None:
+    """As an import calls fields of structs."""
+    columns = {"user.ids": lists(lengths(3)), "user": lists(lengths(5, seed=4))}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    check(tmp_path / "a.parquet", [*columns])
+    assert decoded_by["us"] >= 2
+    assert decoded_by["Arrow"] == 0
+
+
+def test_names_with_dots_are_fetched_as_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a store what is fetched comes at once, and what is not, one request after another."""
+    asked: list[tuple[int, int]] = []
+    fetch = FetchedFile.fetch
+
+    def counted(file: FetchedFile, spans: list[tuple[int, int]]) -> None:
+        asked.extend(spans)
+        fetch(file, spans)
+
+    monkeypatch.setattr(FetchedFile, "fetch", counted)
+    columns = {"user.ids": lists(lengths(3)), "user": lists(lengths(5, seed=4))}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", compression="gzip")
+    group = pq.read_metadata(tmp_path / "a.parquet").row_group(0)
+    sizes = [group.column(number).total_compressed_size for number in range(2)]
+    for number, name in enumerate(columns):
+        asked.clear()
+        check(tmp_path / "a.parquet", [name])
+        assert {size for _, size in asked} == {sizes[number]}
 
 
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 128])

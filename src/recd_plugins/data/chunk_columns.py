@@ -7,14 +7,12 @@ the field b of a column a. So chunks are counted by the columns' types.
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 __all__ = ["column_of_each_chunk"]
 
 
-def column_of_each_chunk(footer: pq.FileMetaData) -> list[str]:
-    """The columns' names, each as often as it has chunks, in the order of the chunks."""
-    columns = footer.schema.to_arrow_schema()
+def column_of_each_chunk(columns: pa.Schema) -> list[str]:
+    """The names of a file's columns, each as often as it has chunks, in the order of the chunks."""
     return [column.name for column in columns for _ in range(_chunks_of(column.type))]
 
 

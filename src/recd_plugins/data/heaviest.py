@@ -41,7 +41,7 @@ def _numbers_held(table: Table) -> dict[tuple[Location, int], float]:
     facts = {file: table.facts.get(file, FileFacts()) for file in table.files}
     found = {}
     for file, _, footer in footers_of(facts):
-        names = column_of_each_chunk(footer.metadata)
+        names = column_of_each_chunk(footer.metadata.schema.to_arrow_schema())
         for number in range(footer.metadata.num_row_groups):
             group = footer.metadata.row_group(number)
             chunks = [group.column(at) for at, name in enumerate(names) if name in features]

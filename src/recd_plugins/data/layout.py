@@ -145,7 +145,7 @@ def layout_of(path: Location | Sequence[Location]) -> TableLayout:
         first = first or footer
         size += facts.size or 0
         rows += footer.num_rows
-        names = column_of_each_chunk(footer)
+        names = column_of_each_chunk(footer.schema.to_arrow_schema())
         for group in range(footer.num_row_groups):
             described = footer.row_group(group)
             stripe = []

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from recd_plugins.compat.kept_memory import decode_into_kept
+from recd_plugins.data.chunk_columns import column_of_each_chunk
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.left_out import (
@@ -198,7 +199,7 @@ class OpenedFile(pq.ParquetFile):
                 # The threads that decode lists read them: each reads what its cache then still has.
                 ahead = _others(own, lists)
             began = time.perf_counter()
-            self._fetched.fetch(_spans(self.metadata, i, ahead))
+            self._fetched.fetch(_spans(self.metadata, i, self._names_of_chunks, ahead))
             self._io += time.perf_counter() - began
         rows = self._decoded(i, own, lists, *args, **options)
         if self.left_out:
@@ -248,6 +249,10 @@ class OpenedFile(pq.ParquetFile):
     def _schema(self) -> pa.Schema:
         """`schema_arrow`, which pyarrow makes anew each time."""
         return self.schema_arrow
+
+    @cached_property
+    def _names_of_chunks(self) -> list[str]:
+        return column_of_each_chunk(self._schema)
 
     def longer(self, column: str) -> float:
         """How many ids a column has, divided by those in the file, which leaves out lists."""
@@ -438,15 +443,15 @@ def _others(columns: Sequence[str] | None, lists: Sequence[ListColumn]) -> list[
 
 
 def _spans(
-    footer: pq.FileMetaData, group: int, columns: Sequence[str] | None
+    footer: pq.FileMetaData, group: int, names: Sequence[str], columns: Sequence[str] | None
 ) -> list[tuple[int, int]]:
-    """First byte and size of each chunk of some columns of a row group."""
-    described, wanted = footer.row_group(group), None if columns is None else set(columns)
+    """First byte and size of each chunk of some columns of a row group, whose chunks are of the
+    columns `names`."""
+    described, wanted = footer.row_group(group), {*(names if columns is None else columns)}
     spans = []
-    for index in range(described.num_columns):
-        chunk = described.column(index)
-        path = chunk.path_in_schema
-        if wanted is None or path.split(".", 1)[0] in wanted or path in wanted:
+    for index, name in enumerate(names):
+        if name in wanted:
+            chunk = described.column(index)
             spans.append((first_byte(chunk), chunk.total_compressed_size))
     return spans
 

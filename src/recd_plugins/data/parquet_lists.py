@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.compat.kept_memory import kept_memory
 from recd_plugins.compat.zstd_function import zstd_function
+from recd_plugins.data.chunk_columns import column_of_each_chunk
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.parquet_levels import (
     DecodedLists,
@@ -76,11 +77,10 @@ def list_columns(
     """The wanted columns of a stripe that may be decoded here."""
     wanted, described = {*wanted}, file.row_group(group)
     chunks = [described.column(index) for index in range(described.num_columns)]
-    names = [chunk.path_in_schema.split(".", 1)[0] for chunk in chunks]
+    names = column_of_each_chunk(schema)
     of_name = Counter(names)
     found = []
     for index, (name, chunk) in enumerate(zip(names, chunks, strict=True)):
-        # Columns `a` and `a.b`, and those of a struct, begin alike.
         if name not in wanted or of_name[name] > 1 or chunk.total_uncompressed_size < LEAST:
             continue
         field, levels = schema.field(name), file.schema.column(index)

@@ -344,7 +344,7 @@ def _pairs(ids: pa.ChunkedArray, weights: pa.ChunkedArray) -> pa.Array:
 
 
 def _parts(file: Location, footer: pq.FileMetaData, columns: Sequence[str]) -> Iterator[_SidePart]:
-    names = column_of_each_chunk(footer)
+    names = column_of_each_chunk(footer.schema.to_arrow_schema())
     for group in range(footer.num_row_groups):
         described = footer.row_group(group)
         if not described.num_rows:
