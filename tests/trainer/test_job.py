@@ -183,3 +183,28 @@ def recd_model():
     _, err = train(folder, "-r", "fails.yaml", code=1)
     assert "error: rank 1 ended with exit code 1; it said:" in err
     assert "TypeError: 'NoneType' object is not iterable" in err
+
+
+def test_a_plugin_that_raises_ctrl_c_is_named_with_the_latest_checkpoint(
+    folder: Path, uninterrupted: str
+) -> None:
+    (folder / "interrupts.py").write_text(
+        """
+from recd_plugins import hookimpl
+from recd_plugins.api import Callback, CallbackRecord, Config
+
+class Interrupts(Callback):
+    def after_step(self, training):
+        if training.step == 12 and training.rank == 1:
+            raise KeyboardInterrupt
+
+@hookimpl
+def recd_callbacks():
+    build = lambda config, context: Interrupts()
+    return [CallbackRecord(name="interrupts", summary="", config=Config, build=build)]
+"""
+    )
+    options = ("plugins=[recd_dlrm, ./interrupts.py]", "callbacks=[interrupts]")
+    _, err = train(folder, "train.run=runs/interrupts", *options, code=2)
+    assert "'./interrupts.py' in Interrupts.after_step (interrupts.py:8) raised Keyboard" in err
+    assert "`recd train --resume` goes on from runs/interrupts/checkpoints/step-00000010" in err

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.period_loader import last_period
 from recd_plugins.errors import RecdError
+from recd_plugins.hooks.blame import raised_by
 from recd_plugins.registry import Choice
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback
@@ -162,10 +163,26 @@ class Loop:
             if self._reached is not None:
                 self._go_on(self._reached)
             return self._run(stop)
+        except KeyboardInterrupt as error:
+            raise self._interruption(error) from error
         finally:
             update.remove()
             self._callbacks.call("close")
             self._stack.together = bool
+
+    def _interruption(self, error: KeyboardInterrupt) -> RecdError:
+        """The error that ends a run which code interrupts: Ctrl-C raises nothing here."""
+        raised = raised_by(error)
+        who = f"plugin {raised.plugin!r} in {raised.place}" if raised else "some code"
+        whole = self._checkpoints.there()
+        saved = (
+            f"`recd train --resume` goes on from {whole}" if whole else "There is no checkpoint yet"
+        )
+        return RecdError(
+            f"{who} raised KeyboardInterrupt after step {self._training.step}, while Ctrl-C asks a "
+            "run to stop after its step. Have it raise another error, `training.stop(reason)` end "
+            f"a run early, and signal.signal leave SIGINT alone. {saved}."
+        )
 
     def _go_on(self, reached: ReachedState) -> None:
         """Take over what the run had counted and reported when the checkpoint was made, and the
