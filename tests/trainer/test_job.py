@@ -6,9 +6,10 @@ import json
 import os
 import signal
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
-from forked import TORCHRUN, run_module
+from forked import TORCHRUN, Forked, run_module
 from jobs import (
     below,
     children,
@@ -208,3 +209,76 @@ def recd_callbacks():
     _, err = train(folder, "train.run=runs/interrupts", *options, code=2)
     assert "'./interrupts.py' in Interrupts.after_step (interrupts.py:8) raised Keyboard" in err
     assert "`recd train --resume` goes on from runs/interrupts/checkpoints/step-00000010" in err
+
+
+HEARD = """
+import os, runpy, signal, sys, time
+from pathlib import Path
+
+kind, *sys.argv[1:] = sys.argv[1:]
+if kind == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+hears, speaks = os.pipe() if kind == "pipe" else os.openpty()
+if os.fork() == 0:
+    os.close(speaks)
+    os.set_blocking(hears, False)
+    while not Path("leaves").exists():
+        try:
+            os.read(hears, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.01)
+    os.close(hears)
+    Path("left").touch()
+    os._exit(0)
+for number in (1, 2):
+    os.dup2(speaks, number)
+sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False)
+for number in (hears, speaks):
+    os.close(number)
+runpy.run_module("recd_plugins", run_name="__main__", alter_sys=True)
+"""
+"""`recd`, whose output goes to a terminal or a pipe until whoever hears it leaves."""
+
+
+def heard(folder: Path, kind: str, *options: str) -> Forked:
+    """`recd train <options>`, with the one who hears it gone, past step 5."""
+    (folder / "heard.py").write_text(HEARD)
+    for name in ("leaves", "left"):
+        (folder / name).unlink(missing_ok=True)
+    run = f"runs/{kind}"
+    job = Forked("heard", kind, "train", f"train.run={run}", *options, folder=folder)
+    wait_for_step(folder, run, 5, job)
+    (folder / "leaves").touch()
+    until((folder / "left").exists, bool)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "code"),
+    [("terminal", signal.SIGHUP, -signal.SIGHUP), ("pipe", signal.SIGINT, 1), ("pipe", None, 1)],
+    ids=["closed terminal", "Ctrl-C to tee too", "head"],
+)
+def test_a_job_that_nobody_hears_any_more_saves_and_resumes_bit_for_bit(
+    kind: str, number: int | None, code: int, folder: Path, uninterrupted: str
+) -> None:
+    rmtree(folder / f"runs/{kind}", ignore_errors=True)
+    job = heard(folder, kind, "train.steps=100000", "train.checkpoint_every=0")
+    started = below(job.pid)
+    if number is not None:
+        job.send_signal(number)
+    printed(job.done(), code=code)
+    assert gone(started)
+    stopped = latest_checkpoint(folder / f"runs/{kind}")
+    steps = f"train.steps={max(30, stopped + 1)}"
+    out, _ = train(folder, f"train.run=runs/{kind}", "--resume", steps)
+    assert f"resumed after step {stopped}" in out
+    assert_same_metrics(folder, f"runs/{kind}")
+
+
+def test_a_job_that_ignores_hanging_up_comes_to_its_end(folder: Path, uninterrupted: str) -> None:
+    job = heard(folder, "nohup", "train.steps=300", "train.eval_every=0")
+    for one in (job.pid, *ranks_of(job)):
+        os.kill(one, signal.SIGHUP)
+    printed(job.done())
+    assert json.loads((folder / "runs/nohup/summary.json").read_text())["finished"]

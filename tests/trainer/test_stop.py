@@ -26,7 +26,7 @@ def steps_until_stopped(
 
     The steps taken, whether the handlers are as before, and an all-reduce of ones afterwards.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     stop = StopSignal()
     step = 0
@@ -44,7 +44,7 @@ def steps_until_stopped(
     return step, [signal.getsignal(number) for number in numbers] == before, float(total)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("rank", "when"), [(0, 4), (1, 4), (0, 0), (1, 10)])
 def test_one_ranks_signal_stops_all_after_the_next_step(
     rank: int, when: int, number: signal.Signals, gloo_pool: GlooPool

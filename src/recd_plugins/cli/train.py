@@ -167,6 +167,7 @@ def _check_started(ranks: int | None) -> None:
 
 
 def _be_a_rank(stack: Stack, resume: bool, or_begin: bool) -> None:
+    from recd_plugins.cli.standard_streams import stop_when_unread
     from recd_plugins.compat.copied_server import copy_as_fork_server
     from recd_plugins.launch.environment import STOPS, die_with_parent
     from recd_plugins.notices import hide_other_warnings, notices_as_lines
@@ -174,6 +175,7 @@ def _be_a_rank(stack: Stack, resume: bool, or_begin: bool) -> None:
     if getattr(stack.registry.one("reader").config, "forks", False):
         copy_as_fork_server()  # before there is a second thread
     die_with_parent()
+    stop_when_unread()
     hide_other_warnings()  # a rank's output is for people
     notices_as_lines()
     from recd_plugins.trainer.process_group import process_group

@@ -30,6 +30,7 @@ from recd_plugins.launch.environment import (
     STOPS,
     loopback_store,
     rank_environment,
+    stops_here,
 )
 from recd_plugins.launch.first_failure import first_to_fail
 from recd_plugins.launch.rank_server import ForkedProgram, RankServer
@@ -101,9 +102,10 @@ def launch(
 ) -> Failure | None:
     """Run `python -m <command>` on ranks until all end; returns the first failure, or None.
 
-    When a rank fails the others are killed. The first Ctrl-C (or SIGTERM) is passed on, so that all
-    ranks stop after the same step, and `stopping` is printed; a Ctrl-C after it kills them. If the
-    first one ends the ranks, because they have not come to where they stop by themselves,
+    When a rank fails the others are killed. The first Ctrl-C (or SIGTERM, or SIGHUP where it would
+    end this process) is passed on, so that all ranks stop after the same step, and `stopping` is
+    printed; a Ctrl-C after it kills them. A SIGHUP ends this process once the ranks have ended. If
+    the first one ends the ranks, because they have not come to where they stop by themselves,
     KeyboardInterrupt is raised; also if a rank ends by one that was sent only to that rank. `quiet`
     keeps rank 0's lines too, except for notices, which go to standard error at the end. Ranks are
     forked from `server`, if there is one; else each is an interpreter of its own. A rank that has
@@ -121,16 +123,18 @@ def launch(
         threads=threads,
     )
     processes: list[_Rank] = []
+    hung_up = Event()
     try:
         # Before any rank starts, for one that is started while we ignore a signal, as shells have
         # what runs in their background do, would ignore it too.
-        with _forwarded(processes, stopping) as asked:
+        with _forwarded(processes, stopping, hung_up) as asked:
             for rank in range(ranks):  # those that have started are ended if the next cannot
                 processes.append(_Rank(rank, speaks=rank == 0 and not quiet))
                 processes[-1].start(command, shared | place(rank), ours, server)
             failure = _wait(processes, store, stopped_for)
             if failure is not None and (stopped := _stopped(processes, failure, asked.is_set())):
-                print(stopped, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):
+                    print(stopped, file=sys.stderr, flush=True)
                 raise KeyboardInterrupt
             if quiet and failure is None:
                 for line in processes[0].notices():
@@ -141,6 +145,8 @@ def launch(
             process.kill()
         os.close(ours)
         os.close(theirs)
+        if hung_up.is_set():
+            signal.raise_signal(signal.SIGHUP)
 
 
 class _Rank:
@@ -238,7 +244,8 @@ def _stopped(processes: Sequence[_Rank], failure: Failure, asked: bool) -> str:
     if asked and any(_interrupted(process.poll()) for process in processes):
         return "stopped; there was nothing to save yet"
     if _interrupted(failure.code):
-        by = "Ctrl-C" if failure.code != -signal.SIGTERM else "SIGTERM"
+        ctrl_c = failure.code in (INTERRUPTED, -signal.SIGINT)
+        by = "Ctrl-C" if ctrl_c else signal.Signals(-failure.code).name
         return f"stopped by {by} to rank {failure.rank}; there was nothing to save yet"
     return ""
 
@@ -308,25 +315,29 @@ def _ended_silently(cause: _Rank, processes: Sequence[_Rank]) -> tuple[int, ...]
 
 
 @contextlib.contextmanager
-def _forwarded(processes: list[_Rank], stopping: str) -> Any:
-    """Pass the first signal on; die by Ctrl-C after it. Yields whether there was one.
+def _forwarded(processes: list[_Rank], stopping: str, hung_up: Event) -> Any:
+    """Pass the first signal on; die by Ctrl-C after it. Yields whether there was one; `hung_up` is
+    set if SIGHUP was among them.
 
-    SIGTERM asks to stop however often it comes: a scheduler sends it to all processes, and what
-    stands between sends it on.
+    SIGTERM and SIGHUP ask to stop however often they come: a scheduler sends them to all processes,
+    and what stands between sends them on.
     """
     asked = Event()
 
     def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            hung_up.set()
         if asked.is_set():
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             return
         asked.set()
-        print(f"\n{stopping}", file=sys.stderr, flush=True)
         for process in processes:
             process.interrupt()
+        with contextlib.suppress(OSError):  # whoever reads it may have ended by the same signal
+            print(f"\n{stopping}", file=sys.stderr, flush=True)
 
-    before = {number: signal.signal(number, forward) for number in STOPS}
+    before = {number: signal.signal(number, forward) for number in stops_here()}
     try:
         yield asked
     finally:

@@ -30,6 +30,7 @@ __all__ = [
     "loopback_store",
     "rank_environment",
     "ranks_of_a_node",
+    "stops_here",
 ]
 
 HOST = "127.0.0.1"
@@ -40,7 +41,7 @@ ELASTIC = "TORCHELASTIC_RUN_ID"
 """A variable that only torchrun sets for its ranks."""
 LOOK = 0.5
 """Seconds between two looks at whether the parent is there."""
-STOPS = frozenset({signal.SIGINT, signal.SIGTERM})
+STOPS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """The signals that ask a job to stop."""
 PARENT = "RECD_PARENT_PIPE"
 """The variable that names the end of a pipe whose other end the launcher holds open."""
@@ -161,6 +162,13 @@ def launchers_store(seconds: float) -> Any:
         is_master=False,
         timeout=timedelta(seconds=seconds),
     )
+
+
+def stops_here() -> list[signal.Signals]:
+    """The signals by which a job in this process stops. SIGHUP is one only where it would end the
+    process: under `nohup` it stays ignored, and another's answer to it stays."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    return [number for number in STOPS if number != signal.SIGHUP or hangs_up]
 
 
 def die_with_parent(*, only: bool = False) -> None:

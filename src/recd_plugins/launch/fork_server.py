@@ -127,11 +127,18 @@ def keep_quiet_of_threads() -> None:
 
 
 def outlive_stops() -> None:
-    """From now on this process, a server, does not end by SIGTERM, which torchrun and schedulers
-    send to all processes of a job: it ends once nobody is left who may ask it for workers. What it
-    forks ends by it as ever."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    """From now on this process, a server, does not end by SIGTERM or SIGHUP, which torchrun and
+    schedulers send to all processes of a job: it ends once nobody is left who may ask it for
+    workers. What it forks ends by them as ever."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def as_before() -> None:
+        for number, answer in before.items():
+            signal.signal(number, answer)
+
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)
+    os.register_at_fork(after_in_child=as_before)
 
 
 def threads() -> int | None:

@@ -8,7 +8,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from recd_plugins.launch.environment import STOPS
+from recd_plugins.launch.environment import stops_here
 
 __all__ = ["StopSignal", "Stopped"]
 
@@ -18,8 +18,8 @@ class Stopped(Exception):
 
 
 class StopSignal:
-    """A flag that a signal (Ctrl-C, SIGTERM), a callback or a loss that is not finite raises on any
-    rank, and that all ranks see after the same step.
+    """A flag that a signal (Ctrl-C, SIGTERM, SIGHUP), a callback or a loss that is not finite
+    raises on any rank, and that all ranks see after the same step.
 
     Each step starts an all-reduce of three numbers and reads the result of the previous one, so
     that no rank waits for the agreement.
@@ -34,7 +34,7 @@ class StopSignal:
         self._group = dist.new_group(backend="gloo")
         self._flag = torch.zeros(3)
         self._work: dist.Work | None = None
-        self._before = {number: signal.signal(number, self._ask) for number in STOPS}
+        self._before = {number: signal.signal(number, self._ask) for number in stops_here()}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
