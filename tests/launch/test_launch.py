@@ -460,6 +460,18 @@ def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
     assert signal.getsignal(number) is before
 
 
+def test_a_trial_whose_ranks_had_come_to_their_end_is_stopped_too(
+    launch: Launch,
+    program: Callable[[str], list[str]],
+    send: Callable[[int, Callable[[], bool]], None],
+) -> None:
+    """Whoever tries several would go on with the next."""
+    send(signal.SIGINT, both("ready-{}"))
+    with pytest.raises(KeyboardInterrupt):
+        launch(program(ANSWERS), 2, threads=1, trial=True)
+    assert written_by(0) == written_by(1) == {"got": "SIGINT"}
+
+
 def test_a_signal_that_comes_before_a_process_is_known_is_passed_on(
     launch: Launch,
     server: RankServer | None,

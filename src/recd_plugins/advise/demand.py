@@ -58,6 +58,7 @@ def trained_in_turns(
             threads=settings.threads_of_each(settings.ranks),
             quiet=True,
             stopping="stopping",
+            trial=True,
             server=server,
         )
         if failure is not None:

@@ -99,6 +99,7 @@ def launch(
     stopping: str = STOPPING,
     server: RankServer | None = None,
     stopped_for: float = 0.0,
+    trial: bool = False,
 ) -> Failure | None:
     """Run `python -m <command>` on ranks until all end; returns the first failure, or None.
 
@@ -110,7 +111,8 @@ def launch(
     keeps rank 0's lines too, except for notices, which go to standard error at the end. Ranks are
     forked from `server`, if there is one; else each is an interpreter of its own. A rank that has
     been stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0, since it
-    does not end by itself.
+    does not end by itself. After a Ctrl-C nobody wants to know how a `trial` ended: it raises
+    KeyboardInterrupt, even if its ranks had come to their end.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
@@ -135,6 +137,8 @@ def launch(
             if failure is not None and (stopped := _stopped(processes, failure, asked.is_set())):
                 with contextlib.suppress(OSError):
                     print(stopped, file=sys.stderr, flush=True)
+                raise KeyboardInterrupt
+            if trial and asked.is_set():
                 raise KeyboardInterrupt
             if quiet and failure is None:
                 for line in processes[0].notices():

@@ -181,6 +181,7 @@ def _run(
             threads=threads,
             quiet=True,
             stopping="stopping",
+            trial=True,
             server=server,
         )
         if any(Path(folder).glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
