@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -185,6 +185,28 @@ def test_a_signal_at_the_end_of_a_run_takes_no_report(tmp_path: Path, gloo_pool:
     registry = probe_registry(tmp_path, steps=2, log_every=1, checkpoint_every=0)
     gloo_pool.run(stopped_as_it_reports, registry, world_size=1)
     assert json.loads((tmp_path / "run/summary.json").read_text())["finished"]
+
+
+def signalled_as_it_ends(registry: dict[str, Any]) -> bool:
+    """On a rank: a run that is sent signals as it closes its reader; whether the answers to them
+    are as before after it."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+
+    @contextlib.contextmanager
+    def late(loader: Any) -> Iterator[Any]:
+        yield loader
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    with mock.patch("recd_plugins.trainer.run.closing", late):
+        train_on_a_rank(registry)
+    return [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_signal_after_the_end_of_a_run_ends_nothing(tmp_path: Path, gloo_pool: GlooPool) -> None:
+    registry = probe_registry(tmp_path, steps=2, log_every=1, checkpoint_every=0)
+    assert gloo_pool.run(signalled_as_it_ends, registry, world_size=1) == [True]
 
 
 def loses_its_folder(registry: dict[str, Any], made_anew: bool) -> None:

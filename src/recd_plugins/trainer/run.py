@@ -42,7 +42,7 @@ from recd_plugins.trainer.run_folder import (
     set_aside,
 )
 from recd_plugins.trainer.run_report import RunReport, keep_provenance
-from recd_plugins.trainer.stop_signal import StopSignal
+from recd_plugins.trainer.stop_signal import StopSignal, answers_as_before
 from recd_plugins.trainer.watchdog import Watchdog
 
 __all__ = ["train"]
@@ -59,7 +59,7 @@ def train(
     run = stack.registry.train.run
     # Until a new run takes the name of one before, no stacks come into its folder.
     watchdog = Watchdog(stack.registry.train.hang_after, run.with_name(f"{run.name}.stacks"))
-    with watchdog, of_path(run), RunLock(run) as lock:
+    with answers_as_before(), watchdog, of_path(run), RunLock(run) as lock:
         launchers = Launchers.found()
         agreed(lock.take)
         if or_begin:  # as rank 0 sees it: a folder that nodes share may show another a bit later
@@ -209,11 +209,12 @@ def _finished(loop: Loop, report: RunReport, launchers: Launchers, run: Path) ->
     if dist.get_rank() == 0:
         launchers.keep(run)
     dist.barrier()
-    stop = StopSignal()
+    stop, saved = StopSignal(), False
     try:
         with naming_lost_folder(run):
             summary = loop.run(stop)
             report.close(summary)  # a signal that comes now is late: it takes no report
+        saved = True
     finally:
-        stop.close()
+        stop.close(saved=saved)
     return summary

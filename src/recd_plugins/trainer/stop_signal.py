@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import torch
@@ -10,7 +12,18 @@ import torch.distributed as dist
 
 from recd_plugins.launch.environment import stops_here
 
-__all__ = ["StopSignal", "Stopped"]
+__all__ = ["StopSignal", "Stopped", "answers_as_before"]
+
+
+@contextmanager
+def answers_as_before() -> Iterator[None]:
+    """At its end the answers to the signals that stop a job are those of its start."""
+    before = {number: signal.getsignal(number) for number in stops_here()}
+    try:
+        yield
+    finally:
+        for number, answer in before.items():
+            signal.signal(number, answer)
 
 
 class Stopped(Exception):
@@ -75,10 +88,13 @@ class StopSignal:
             raise Stopped
         return not flags[1]
 
-    def close(self) -> None:
-        """Wait for the last agreement and restore the signal handlers."""
+    def close(self, *, saved: bool = False) -> None:
+        """Wait for the last agreement and restore the signal handlers. Once all is `saved` they
+        stay, so that a signal that comes late ends nothing, until `answers_as_before` ends."""
         if self._work is not None:
             self._work.wait()
             self._work = None
+        if saved:
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
