@@ -50,6 +50,16 @@ def test_every_format_gets_the_same_schema(tmp_path: Path, name: str) -> None:
     }
 
 
+@pytest.mark.parametrize("odd", ["a\nlabel: b", "a\x1b[1m", "a\x85b", "a\u2028b", "a\r"])
+def test_a_files_name_stays_in_its_comment(tmp_path: Path, odd: str) -> None:
+    """Nothing of it is read as a line of the schema."""
+    (tmp_path / odd).mkdir()
+    plain = proposed(write(tmp_path / "clicks.csv", clicks())).schema
+    found = proposed(write(tmp_path / odd / "clicks.csv", clicks()))
+    assert found.schema == plain
+    assert found.text.isascii()
+
+
 def test_what_a_column_is_stands_beside_it(tmp_path: Path) -> None:
     found = proposed(write(tmp_path / "clicks.csv", clicks()))
     assert "text separated by ',', a header" in found.text

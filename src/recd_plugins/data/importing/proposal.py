@@ -173,14 +173,14 @@ def _about_files(survey: Survey) -> Iterator[str]:
     files, first = survey.files, survey.files[0]
     named = f"{first.path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     about = "" if survey.exact_rows else "about "
-    yield f"# {named}: {first}"
+    yield f"# {_in_a_comment(f'{named}: {first}')}"
     yield (
         f"# {about}{so_many(survey.rows, 'row')}, {survey.sampled:,} of which were looked at; "
         f"{so_many(len(survey.columns), 'column')}"
     )
     yield "# Read this: each `doubt` is a guess that a person should settle."
     for doubt in survey.doubts:
-        yield f"# doubt: {doubt}"
+        yield f"# doubt: {_in_a_comment(doubt)}"
     if first.format == "text" and not first.header and first.names[0] == "column_1":
         yield "# doubt: the first line was taken for a row; `--names` gives the columns names"
 
@@ -236,7 +236,12 @@ def _label_lines(entries: Sequence[ColumnEntry]) -> Iterator[str]:
 
 def _doubts(entry: ColumnEntry, indent: str = "") -> Iterator[str]:
     for doubt in entry.doubts:
-        yield f"{indent}# doubt: {doubt}"
+        yield f"{indent}# doubt: {_in_a_comment(doubt)}"
+
+
+def _in_a_comment(text: str) -> str:
+    """A text, as of a file's name, without what would end the comment or be refused in it."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _flow(value: Any) -> str:
