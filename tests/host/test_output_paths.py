@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,13 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.arrow_file import write_arrow
 from recd_plugins.storage.lock_file import written_alone
-from recd_plugins.trainer.run_folder import RunLock, check_free, check_is_run, set_aside
+from recd_plugins.trainer.run_folder import (
+    RunLock,
+    check_free,
+    check_is_run,
+    check_resumable,
+    set_aside,
+)
 
 
 def test_what_can_be_written_passes(tmp_path: Path) -> None:
@@ -125,6 +132,26 @@ def test_a_link_leads_to_the_new_run_and_the_one_before_is_beside_what_it_led_to
     assert link.is_symlink()
     assert not any((disk / "run").iterdir())
     assert [one.name for one in link.parent.iterdir()] == ["latest"]
+
+
+def test_a_run_that_may_save_no_further_checkpoint_does_not_go_on() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # one that other users can come to
+        run = Path(folder) / "run"
+        (run / "checkpoints/step-00000010").mkdir(parents=True)
+        Path(folder).chmod(0o755)
+        check_resumable(run)
+        (run / "checkpoints").chmod(0o555)
+        mine = os.geteuid()
+        os.seteuid(mine or 65_534)  # root may write all
+        try:
+            with pytest.raises(
+                RegistryError,
+                match=r"^--resume: .*/checkpoints takes no files \(Permission denied\)",
+            ):
+                check_resumable(run)
+        finally:
+            os.seteuid(mine)
+        (run / "checkpoints").chmod(0o755)
 
 
 HOLDER = """

@@ -5,6 +5,7 @@ A lock beside it, freed when the process ends, gives it to one job at a time.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -114,13 +115,24 @@ def remove_parts(checkpoints: Path) -> None:
 
 
 def check_resumable(run: Path) -> None:
-    """`RegistryError` if a run has no checkpoint to go on from."""
+    """`RegistryError` if a run has no checkpoint to go on from, or may save no further one: the
+    steps to the next one would be lost."""
     checkpoints = run / "checkpoints"
     if not checkpoints_in(checkpoints):
         raise RegistryError(
             f"--resume: {checkpoints} holds no checkpoint. Begin with --resume-or-begin, or name "
             "the run's folder with train.run=..."
         )
+    try:
+        with tempfile.TemporaryFile(dir=checkpoints):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return  # as of a full disk, which may have room by then
+        raise RegistryError(
+            f"--resume: {checkpoints} takes no files ({error.strerror}), so the run could save no "
+            "further checkpoint. Check its owner and permissions."
+        ) from None
 
 
 def step_of(checkpoint: Path) -> int:
