@@ -9,7 +9,6 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 __all__ = ["UTF_8", "open_streams", "stop_when_unread"]
@@ -33,7 +32,7 @@ def open_streams() -> None:
             setattr(sys, f"__{name}__", stream)
         else:
             if number and stat.S_ISCHR(os.fstat(number).st_mode):
-                _replace(name, number, errno.EIO, bool)
+                _replace(name, number, errno.EIO, when_lost=lambda: None)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -43,7 +42,7 @@ def stop_when_unread() -> None:
     behind `| head`, or behind `| tee` after a Ctrl-C to both: a rank then stops after its step and
     saves a checkpoint. What it prints after that is lost."""
     if stat.S_ISFIFO(os.fstat(1).st_mode):
-        _replace("stdout", 1, errno.EPIPE, partial(signal.raise_signal, signal.SIGTERM))
+        _replace("stdout", 1, errno.EPIPE, when_lost=lambda: signal.raise_signal(signal.SIGTERM))
 
 
 def _replace(name: str, number: int, lost: int, when_lost: Callable[[], object]) -> None:

@@ -213,7 +213,7 @@ class OpenedFile(pq.ParquetFile):
             return ()
         from recd_plugins.data.parquet_lists import list_columns  # numba: a second
 
-        return list_columns(self.metadata, self._schema, i, columns)
+        return list_columns(self.metadata, self._schema, i, self._names_of_chunks, columns)
 
     def _decoded(
         self,

@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 
 from recd_plugins.compat.kept_memory import kept_memory
 from recd_plugins.compat.zstd_function import zstd_function
-from recd_plugins.data.chunk_columns import column_of_each_chunk
 from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.parquet_levels import (
     DecodedLists,
@@ -72,12 +71,13 @@ def list_columns(
     file: pq.FileMetaData,
     schema: pa.Schema,
     group: int,
+    names: Sequence[str],
     wanted: Iterable[str],
 ) -> list[ListColumn]:
-    """The wanted columns of a stripe that may be decoded here."""
+    """The wanted columns of a stripe that may be decoded here. Its chunks are of the columns
+    `names`."""
     wanted, described = {*wanted}, file.row_group(group)
     chunks = [described.column(index) for index in range(described.num_columns)]
-    names = column_of_each_chunk(schema)
     of_name = Counter(names)
     found = []
     for index, (name, chunk) in enumerate(zip(names, chunks, strict=True)):
