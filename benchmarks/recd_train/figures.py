@@ -208,7 +208,7 @@ class TrainBench:
             warm_up=self.warm_up,
             weighed=weighed,
             reading=reading,
-            profiled=() if reading else (BASELINE,),
+            profiled=() if reading else sides,
         )
         steps = {
             name: dataclasses.replace(

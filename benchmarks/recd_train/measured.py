@@ -73,13 +73,12 @@ class MeasuredTraining:
         if not plain.parts:
             return None
         least = least_step(plain.parts, ours.deduplicated, ours.dedupe_factor)
-        parts = ", ".join(f"{part} {time:,.0f}" for part, time in plain.parts.items())
-        slower = sum(plain.parts.values()) / (1e3 * statistics.median(plain.seconds))
+        between = f"; {side}'s step has {profiled(ours)}" if ours.parts else ""
         return Limit(
             value=1 / least,
-            of=f"the baseline's step ({parts} ms, {slower:.2f}x an unprofiled one): pooling over "
-            f"the DedupeFactor {ours.dedupe_factor:.2f}, lookups, exchanges and waiting over it "
-            f"for {ours.deduplicated:.0%} of the ids, all else as it is; expanding is left out",
+            of=f"the baseline's step ({profiled(plain)}): pooling over the DedupeFactor "
+            f"{ours.dedupe_factor:.2f}, lookups, exchanges and waiting over it for "
+            f"{ours.deduplicated:.0%} of the ids, all else as it is; expanding is left out{between}",
         )
 
     def lighter(self, name: str, side: str, *, target: float, note: str = "") -> Figure:
@@ -96,6 +95,13 @@ class MeasuredTraining:
             spread=spread(shares),
             note=f"{held}; {note}" if note else held,
         )
+
+
+def profiled(side: TrainSteps) -> str:
+    """The parts of a side's step, and how much longer it took under the profiler."""
+    parts = ", ".join(f"{part} {time:,.0f}" for part, time in side.parts.items())
+    slower = sum(side.parts.values()) / (1e3 * statistics.median(side.seconds))
+    return f"{parts} ms, {slower:.2f}x an unprofiled one"
 
 
 def megabytes(size: float) -> str:

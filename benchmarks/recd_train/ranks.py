@@ -34,7 +34,7 @@ __all__ = ["WARM_UP", "TrainSteps", "resident_memory", "take_turns"]
 
 CPU = torch.device("cpu")
 WARM_UP = 2
-PROFILED = 3
+PROFILED = 8
 """The most steps of a side that are profiled, if it is profiled; never more than there are
 rounds."""
 
