@@ -43,6 +43,9 @@ ABLATION = {
 
 PAIR = {BASELINE: CLUSTERED, "RecD": RECD}
 
+PROFILED = (BASELINE, "RecD", "+ O7")
+"""The sides that are profiled: those that have a limit, and the one of which it is made."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBench:
@@ -208,7 +211,7 @@ class TrainBench:
             warm_up=self.warm_up,
             weighed=weighed,
             reading=reading,
-            profiled=() if reading else sides,
+            profiled=() if reading else PROFILED,
         )
         steps = {
             name: dataclasses.replace(

@@ -73,12 +73,12 @@ class MeasuredTraining:
         if not plain.parts:
             return None
         least = least_step(plain.parts, ours.deduplicated, ours.dedupe_factor)
-        between = f"; {side}'s step has {profiled(ours)}" if ours.parts else ""
         return Limit(
             value=1 / least,
             of=f"the baseline's step ({profiled(plain)}): pooling over the DedupeFactor "
             f"{ours.dedupe_factor:.2f}, lookups, exchanges and waiting over it for "
-            f"{ours.deduplicated:.0%} of the ids, all else as it is; expanding is left out{between}",
+            f"{ours.deduplicated:.0%} of the ids, all else as it is; expanding is left out; the "
+            f"step on unique samples has {profiled(ours)}",
         )
 
     def lighter(self, name: str, side: str, *, target: float, note: str = "") -> Figure:

@@ -142,9 +142,13 @@ def test_the_suite_on_tiny_models(gloo_pool: GlooPool, tmp_path: Path) -> None:
         limit = figures[name].limit
         assert limit is not None
         assert 1 <= limit.value <= ablation.sides["+ O7"].dedupe_factor * 2
+        assert limit.of.count("x an unprofiled one") == 2  # the baseline's step, and ours
     assert figures["step memory, RM1-like"].value < 50
     plain, lookups, recd, _ = ablation.sides.values()
     assert recd.dedupe_factor > 3
+    assert recd.parts.keys() == plain.parts.keys()
+    assert recd.parts["dense"] > 0
+    assert not lookups.parts  # it has no limit
     # The same samples; sums over unique ones add floats in another order.
     assert [lookups.loss, recd.loss] == pytest.approx([plain.loss] * 2, abs=1e-5)
     draw(ablation, picture := tmp_path / "figures" / "ablation.png")
