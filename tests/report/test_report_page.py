@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pages import Tags, sources_of, stats, write_run
@@ -305,6 +306,22 @@ def test_a_watched_page_waits_for_a_run_that_has_just_begun(tmp_path: Path) -> N
         assert "at step 60; still running" in watched.figures()
     finally:
         watched.close()
+
+
+def test_ctrl_c_ends_a_watched_page_as_it_ends_other_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def wait(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("recd_plugins.cli.watch.threading", SimpleNamespace(Event=Interrupted))
+    write_run(tmp_path / "run", 1.0, ended=False)
+    ended = CliRunner().invoke(app, ["watch", str(tmp_path / "run"), "--json"])
+    assert ended.exit_code == 130
+    address = json.loads(ended.stdout)["page"]
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(address, timeout=60)
 
 
 @pytest.mark.slow

@@ -53,5 +53,5 @@ def watch(runs: Runs, port: Port = 0, debug: Debug = False, as_json: AsJson = Fa
             print(f"{address}  (Ctrl-C ends it)", flush=True)
         try:
             threading.Event().wait()
-        except KeyboardInterrupt:
+        finally:
             watched.close()
