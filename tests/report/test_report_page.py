@@ -20,7 +20,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.report import memory
-from recd_plugins.report.page import SECTIONS, page
+from recd_plugins.report.page import SECTIONS, body, framed, page
 from recd_plugins.report.sources import Sources, read_sources
 from recd_plugins.report.watch import WAITS, Watched
 from recd_plugins.trainer.measure.memory import OWNERS
@@ -257,7 +257,7 @@ def drawn(address: str, width: int, folder: Path) -> tuple[str, str]:
 def test_a_browser_draws_every_figure_and_no_word_over_another(
     sources: Sources, tmp_path: Path
 ) -> None:
-    text = page(sources, script=LOOKS)
+    text = framed(sources.title, body(sources), script=LOOKS)
     (tmp_path / "page.html").write_text(text)
     for width in (390, 1200):
         found, console = drawn(f"file://{tmp_path}/page.html", width, tmp_path / "profile")

@@ -17,7 +17,7 @@ import pytest
 from pages import sources_of
 from PIL import Image
 
-from recd_plugins.report.page import page
+from recd_plugins.report.page import body, framed
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
 PAINTED = Path(__file__).with_name("figures.png")
@@ -46,7 +46,8 @@ addEventListener("load", () => {
 def painted(folder: Path) -> npt.NDArray[np.float64]:
     """The means of the figures' cells, from 0 (black) to 255, one figure below the other."""
     assert CHROMIUM is not None
-    (folder / "page.html").write_text(page(sources_of(folder), script=ALONE))
+    sources = sources_of(folder)
+    (folder / "page.html").write_text(framed(sources.title, body(sources), script=ALONE))
     command = [
         CHROMIUM,
         *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
