@@ -14,7 +14,7 @@ from benchmarks.dsi.layouts import list_table, only_file
 from benchmarks.harness import Figure, alternate, dropped
 from benchmarks.recd_data.quotient import quotient
 from benchmarks.s3_endpoint import Proxy, s3_endpoint
-from recd_plugins.data.parquet_file import opened
+from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.storage.uri import Uri
 

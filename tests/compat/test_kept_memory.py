@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.compat.kept_memory import kept_memory
-from recd_plugins.data.parquet_file import opened
+from recd_plugins.data.parquet.opened_file import opened
 
 pytestmark = pytest.mark.skipif(
     kept_memory() is None, reason="Arrow has no jemalloc here, or another pool was chosen"

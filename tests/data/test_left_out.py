@@ -20,7 +20,7 @@ from recd_dedup.etl.spark import check_that_files_are_rows
 from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.kept_stripes import keeping_stripes
-from recd_plugins.data.left_out import LEFT_OUT
+from recd_plugins.data.parquet.left_out import LEFT_OUT
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.selection import Selection

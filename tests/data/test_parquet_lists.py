@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.compat.zstd_function import zstd_function
-from recd_plugins.data import parquet_lists
-from recd_plugins.data.coalesced_reads import FetchedFile
-from recd_plugins.data.page_bytes import crc32
-from recd_plugins.data.parquet_file import opened
+from recd_plugins.data.parquet import lists as parquet_lists
+from recd_plugins.data.parquet.coalesced_reads import FetchedFile
+from recd_plugins.data.parquet.opened_file import opened
+from recd_plugins.data.parquet.page_bytes import crc32
 
 ROWS = 3_000
 

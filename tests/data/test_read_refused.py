@@ -8,7 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from recd_plugins.data.parquet_file import OpenedFile
+from recd_plugins.data.parquet.opened_file import OpenedFile
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError
 

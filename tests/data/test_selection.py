@@ -19,7 +19,7 @@ from recd_plugins.config import parse
 from recd_plugins.data import table as tables
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
-from recd_plugins.data.parquet import ParquetConfig, build_parquet
+from recd_plugins.data.parquet_tables import ParquetConfig, build_parquet
 from recd_plugins.data.schema import Fill, Schema, SparseFeature
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.table import Table

@@ -17,7 +17,7 @@ from imported_tables import recd, rows_both_ways, rows_of, schema_file
 from recd_plugins.data.files import found_files
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.layout import layout_of
-from recd_plugins.data.parquet import ParquetConfig, ParquetTables
+from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -344,7 +344,7 @@ def test_a_rewrite_that_was_ended_begins_anew_under_other_names(tmp_path: Path) 
 
     def plan() -> str:
         files = found_files(table)
-        from recd_plugins.data.parquet_file import footer_of
+        from recd_plugins.data.parquet.opened_file import footer_of
 
         footers = {one: footer_of(one, facts.names) for one, facts in files.items()}
         return _plan(files, footers, RewriteConfig())

@@ -13,7 +13,7 @@ from stored import put, rows
 
 from benchmarks.s3_endpoint import seeded
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.parquet import ParquetConfig, ParquetTables
+from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import location_of

@@ -69,7 +69,7 @@ def init(
     """
     with reported(debug):
         from recd_plugins.data.layout import why_rewrite
-        from recd_plugins.data.parquet import ParquetConfig, ParquetTables
+        from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
         from recd_plugins.errors import DataError
         from recd_plugins.registry import Registry
 

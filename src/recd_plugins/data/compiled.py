@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.parquet_file import opened
+from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.notices import hide_logs
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor

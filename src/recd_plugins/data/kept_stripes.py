@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from recd_plugins.data.parquet_file import OpenedFile
+from recd_plugins.data.parquet.opened_file import OpenedFile
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.storage.uri import Location
 

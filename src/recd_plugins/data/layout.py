@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from recd_plugins.data.chunk_columns import column_of_each_chunk
-from recd_plugins.data.coalesced_reads import coalesced_ios
 from recd_plugins.data.files import found_files
 from recd_plugins.data.footers import footers_of
-from recd_plugins.data.parquet_pages import first_byte
+from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
+from recd_plugins.data.parquet.coalesced_reads import coalesced_ios
+from recd_plugins.data.parquet.pages import first_byte
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri

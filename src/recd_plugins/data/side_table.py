@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
-from recd_plugins.data.chunk_columns import column_of_each_chunk
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.expression import Known
 from recd_plugins.data.files import FileFacts, found_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
-from recd_plugins.data.parquet_file import arrow_schema, opened
+from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
+from recd_plugins.data.parquet.opened_file import arrow_schema, opened
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import known_of
 from recd_plugins.data.stripes import Stripe, read_stripe

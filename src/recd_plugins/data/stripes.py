@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from recd_plugins.data.parquet_file import OpenedFile
+from recd_plugins.data.parquet.opened_file import OpenedFile
 from recd_plugins.errors import DataError, cure_of, so_many
 from recd_plugins.storage.uri import Location
 

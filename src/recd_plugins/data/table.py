@@ -28,8 +28,8 @@ from recd_plugins.data.files import FileFacts, found_files, table_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.kept_stripes import KeptStripes
-from recd_plugins.data.left_out import expanded
-from recd_plugins.data.parquet_file import (
+from recd_plugins.data.parquet.left_out import expanded
+from recd_plugins.data.parquet.opened_file import (
     Footer,
     OpenedFile,
     arrow_schema,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from recd_plugins.data.parquet_names import StoredColumn, columns_of, renamed
+from recd_plugins.data.parquet.footer_names import StoredColumn, columns_of, renamed
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 

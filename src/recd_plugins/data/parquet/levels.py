@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.data.page_bytes import call_zstd, crc32
+from recd_plugins.data.parquet.page_bytes import call_zstd, crc32
 from recd_plugins.sparse.rows.bits import first_one, ones, word_at, word_of
 from recd_plugins.sparse.rows.memory import array8
 

@@ -22,14 +22,14 @@ import pyarrow.parquet as pq
 
 from recd_plugins.compat.kept_memory import kept_memory
 from recd_plugins.compat.zstd_function import zstd_function
-from recd_plugins.data.coalesced_reads import FetchedFile
-from recd_plugins.data.parquet_levels import (
+from recd_plugins.data.parquet.coalesced_reads import FetchedFile
+from recd_plugins.data.parquet.levels import (
     DecodedLists,
     StoredPages,
     read_page,
     read_zstd_pages,
 )
-from recd_plugins.data.parquet_pages import (
+from recd_plugins.data.parquet.pages import (
     CODECS,
     ColumnPage,
     OtherPages,

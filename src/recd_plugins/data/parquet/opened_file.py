@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from recd_plugins.compat.kept_memory import decode_into_kept
-from recd_plugins.data.chunk_columns import column_of_each_chunk
-from recd_plugins.data.coalesced_reads import FetchedFile
 from recd_plugins.data.files import FileFacts
-from recd_plugins.data.left_out import (
+from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
+from recd_plugins.data.parquet.coalesced_reads import FetchedFile
+from recd_plugins.data.parquet.left_out import (
     LEFT_OUT,
     expanded,
     expanded_batches,
     held_once,
     lists_left_out,
 )
-from recd_plugins.data.parquet_pages import first_byte
+from recd_plugins.data.parquet.pages import first_byte
 from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.no_file import no_file
@@ -35,7 +35,7 @@ from recd_plugins.storage.uri import Location
 from recd_plugins.storage.whole_file import of_path
 
 if TYPE_CHECKING:
-    from recd_plugins.data.parquet_lists import ListColumn
+    from recd_plugins.data.parquet.lists import ListColumn
 
 __all__ = [
     "OPTIONS",
@@ -211,7 +211,7 @@ class OpenedFile(pq.ParquetFile):
         """The columns that kernels of our own decode."""
         if self._fetched is None or columns is None or not {*columns} <= {*self._schema.names}:
             return ()
-        from recd_plugins.data.parquet_lists import list_columns  # numba: a second
+        from recd_plugins.data.parquet.lists import list_columns  # numba: a second
 
         return list_columns(self.metadata, self._schema, i, self._names_of_chunks, columns)
 
@@ -229,7 +229,7 @@ class OpenedFile(pq.ParquetFile):
         read = partial(super().read_row_group, i, use_threads=use_threads, **options)
         if self._fetched is None or columns is None or not lists:
             return read(columns)
-        from recd_plugins.data.parquet_lists import decode_lists
+        from recd_plugins.data.parquet.lists import decode_lists
 
         decoding = decode_lists(lists, self._fetched, threads=use_threads)
         rows = read(_others(columns, lists))
