@@ -344,7 +344,7 @@ def test_a_rewrite_that_was_ended_begins_anew_under_other_names(tmp_path: Path) 
 
     def plan() -> str:
         files = found_files(table)
-        from recd_plugins.data.parquet.opened_file import footer_of
+        from recd_plugins.data.parquet.footer import footer_of
 
         footers = {one: footer_of(one, facts.names) for one, facts in files.items()}
         return _plan(files, footers, RewriteConfig())

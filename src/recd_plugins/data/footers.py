@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from recd_plugins.data.files import FileFacts
-from recd_plugins.data.parquet.opened_file import Footer, read_footer
+from recd_plugins.data.parquet.footer import Footer, read_footer
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.storage.whole_file import whole_file

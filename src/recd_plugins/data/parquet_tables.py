@@ -19,7 +19,7 @@ from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.expression import expression
 from recd_plugins.data.files import FileFacts, found_files, named_by, place_of
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.parquet.opened_file import arrow_schema, footer_of
+from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig

@@ -24,8 +24,10 @@ import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.files import UNFINISHED, FileFacts, found_files
+from recd_plugins.data.parquet.file_writer import FileWriter
+from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.parquet.left_out import LeavingOut
-from recd_plugins.data.parquet.opened_file import FileWriter, arrow_schema, footer_of, opened
+from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.schema import IDS, METADATA_KEY, NARROW_IDS, Schema
 from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
 from recd_plugins.errors import DataError, nearest

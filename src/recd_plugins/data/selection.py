@@ -29,7 +29,8 @@ from recd_plugins.data.conform.values import missing, without_views
 from recd_plugins.data.expression import Expression, Known, Verdict, expression
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.parquet.opened_file import arrow_schema, opened
+from recd_plugins.data.parquet.footer import arrow_schema
+from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.errors import DataError, RegistryError, so_many
 from recd_plugins.storage.uri import Location

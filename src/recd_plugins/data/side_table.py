@@ -29,7 +29,8 @@ from recd_plugins.data.files import FileFacts, found_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
-from recd_plugins.data.parquet.opened_file import arrow_schema, opened
+from recd_plugins.data.parquet.footer import arrow_schema
+from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import known_of
 from recd_plugins.data.stripes import Stripe, read_stripe

@@ -30,7 +30,7 @@ from recd_plugins.data.files import (
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.iceberg_columns import REWRITE, IcebergColumns
 from recd_plugins.data.iceberg_metadata import current_metadata
-from recd_plugins.data.parquet.opened_file import arrow_schema
+from recd_plugins.data.parquet.footer import arrow_schema
 from recd_plugins.errors import CapabilityError, DataError, listed
 from recd_plugins.storage.store import s3_endpoint_and_region
 from recd_plugins.storage.uri import Location, Uri, location_of

@@ -28,14 +28,9 @@ from recd_plugins.data.files import FileFacts, found_files, table_files
 from recd_plugins.data.footers import footers_of
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.kept_stripes import KeptStripes
+from recd_plugins.data.parquet.footer import Footer, arrow_schema, footer_of
 from recd_plugins.data.parquet.left_out import expanded
-from recd_plugins.data.parquet.opened_file import (
-    Footer,
-    OpenedFile,
-    arrow_schema,
-    footer_of,
-    opened,
-)
+from recd_plugins.data.parquet.opened_file import OpenedFile, opened
 from recd_plugins.data.schema import IDS, METADATA_KEY, NARROW_IDS, Schema
 from recd_plugins.data.selection import Selection, kept_rows
 from recd_plugins.data.side_table import PAIRS, SideTable

@@ -24,8 +24,8 @@ from recd_plugins.data.conform.floats import (
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.files import UNFINISHED
+from recd_plugins.data.parquet.file_writer import FileWriter
 from recd_plugins.data.parquet.left_out import LeavingOut
-from recd_plugins.data.parquet.opened_file import FileWriter
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress, Table, check_columns, silent
 from recd_plugins.errors import DataError, so_many

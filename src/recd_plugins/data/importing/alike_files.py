@@ -11,7 +11,7 @@ from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.struct_fields import type_at
 from recd_plugins.data.importing.table_problems import CheckResult
-from recd_plugins.data.parquet.opened_file import arrow_schema, footer_of
+from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 
 __all__ = ["check_files_alike", "of_one_format", "types_in"]
 

@@ -19,8 +19,9 @@ from recd_plugins.data.importing.json_rows import json_rows
 from recd_plugins.data.importing.struct_fields import field_at
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines
+from recd_plugins.data.parquet.footer import footer_in
 from recd_plugins.data.parquet.left_out import expanded_batches, lists_left_out
-from recd_plugins.data.parquet.opened_file import OPTIONS, all_batches, footer_in
+from recd_plugins.data.parquet.opened_file import OPTIONS, all_batches
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.storage.uri import Location, input_file

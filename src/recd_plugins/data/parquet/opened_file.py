@@ -1,140 +1,49 @@
-"""One Parquet file: its footer, reading its columns, writing it; an error says what a file is that
-is not Parquet."""
+"""An open Parquet file, from which columns of row groups are read."""
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 from recd_plugins.compat.kept_memory import decode_into_kept
 from recd_plugins.data.files import FileFacts
 from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
 from recd_plugins.data.parquet.coalesced_reads import FetchedFile
+from recd_plugins.data.parquet.footer import Footer, footer_in, opened_bytes
 from recd_plugins.data.parquet.left_out import (
-    LEFT_OUT,
     expanded,
     expanded_batches,
     held_once,
     lists_left_out,
 )
+from recd_plugins.data.parquet.not_parquet import read_as_parquet
 from recd_plugins.data.parquet.pages import first_byte
-from recd_plugins.data.table_names import TableNames
 from recd_plugins.errors import DataError, so_many
-from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
-from recd_plugins.storage.whole_file import of_path
 
 if TYPE_CHECKING:
     from recd_plugins.data.parquet.lists import ListColumn
 
-__all__ = [
-    "OPTIONS",
-    "FileWriter",
-    "Footer",
-    "OpenedFile",
-    "all_batches",
-    "arrow_schema",
-    "footer_in",
-    "footer_of",
-    "opened",
-    "read_footer",
-]
+__all__ = ["OPTIONS", "OpenedFile", "all_batches", "opened"]
 
-R = TypeVar("R")
-TAIL = 64 << 10
-"""Bytes that are read from the end of a file at once."""
-MAGIC, ENCRYPTED = b"PAR1", b"PARE"
-KINDS = (
-    (b"\x1f\x8b", "gzip"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"BZh", "bzip2"),
-    (b"ARROW1", "an Arrow file"),
-    (b"FEA1", "a Feather file"),
-    (b"ORC", "an ORC file"),
-    (b"Obj\x01", "an Avro file"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"{", "JSON"),
-    (b"[", "JSON"),
-    (b"<", "HTML or XML"),
-    (b"version https://git-lfs", "a pointer of Git LFS, whose file was not fetched"),
-)
-"""First bytes of files that are not Parquet, and what such a file is."""
-LOOK = 4096
-"""How many bytes are looked at to recognise a text file."""
 OPTIONS = {"page_checksum_verification": True, "coerce_int96_timestamp_unit": "us"}
 """How every Parquet file is opened: old times (INT96) may have any year, such as the 9999 that
 stands for "none" in warehouses, which does not fit in ns."""
-SIGNED = 28
-"""The bytes after a readable footer, in a file with encrypted columns."""
-UNKNOWN_TYPES = (
-    "some of its columns have a type that Arrow does not read (%s). Write the table with others."
-)
-NO_KEY = "which is not read, because no key is known here. Write it without encryption."
-
-
-class Footer(NamedTuple):
-    """A footer, and the digest that identifies it."""
-
-    metadata: pq.FileMetaData
-    digest: str
-    raw: bytes
-
-    @classmethod
-    def of(cls, raw: bytes) -> Footer:
-        """The facts from the bytes between the footer and the end of the file."""
-        digest = hashlib.sha256(raw).hexdigest()[:32]
-        return cls(pq.read_metadata(pa.BufferReader(raw)), digest, raw)
-
-    def under(self, names: TableNames | None, file: Location) -> Footer:
-        """The same footer with its table's names of columns, which the digest then covers too;
-        `raw` stays as it lies in the file."""
-        named = self.raw if names is None else names.applied(self.raw, file)
-        return self if named is self.raw else Footer.of(named)._replace(raw=self.raw)
-
-
-def footer_of(file: Location, names: TableNames | None = None) -> pq.FileMetaData:
-    """The metadata in the footer; raises `DataError` for a file that is not a whole Parquet
-    file."""
-    return read_footer(file, names).metadata
-
-
-def read_footer(file: Location, names: TableNames | None = None) -> Footer:
-    """The footer and its digest, with the columns under the `names` of its table; raises
-    `DataError` for anything but a whole Parquet file."""
-    _check_is_file(file)
-    try:
-        with _source(file) as source:
-            return footer_in(source, file, names)
-    except DataError:
-        raise
-    except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
-        raise _not_whole(file, error) from error
-
-
-def footer_in(source: Any, file: Location, names: TableNames | None) -> Footer:
-    """The footer of a file that is open."""
-    raw = _try(file, lambda: _tail(source))
-    return _readable(file, Footer.of(raw)).under(names, file)
 
 
 def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int = 0) -> OpenedFile:
     """The opened file, whose pages' checksums are verified; raises `DataError` for anything but a
     whole Parquet file, and for one that has changed since its `facts` were found. For a file on
     disk, a buffer keeps huge columns from being read whole."""
-    _check_is_file(file)
-    try:
-        source = _source(file)
+    with read_as_parquet(file):
+        source = opened_bytes(file)
         footer = footer_in(source, file, None if facts is None else facts.names)
         if facts is not None and facts.digest not in ("", footer.digest):
             raise DataError(
@@ -145,10 +54,6 @@ def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int =
             source.close()
             source = None
         return OpenedFile(file, source, footer, facts, buffer_size=buffer_size)
-    except DataError:
-        raise
-    except (UnicodeDecodeError, pa.ArrowException, OSError, ValueError) as error:
-        raise _not_whole(file, error) from error
 
 
 class OpenedFile(pq.ParquetFile):
@@ -327,115 +232,6 @@ def all_batches(
         )
 
 
-class FileWriter(pq.ParquetWriter):
-    """Writes a Parquet file; on a store it appears, whole, once it is closed."""
-
-    def __init__(self, location: Location, schema: pa.Schema, **options: Any) -> None:
-        self._location = location
-        self._sink = None if isinstance(location, Path) else location.created()
-        if self._sink is None:  # a name with a colon is a path here, not a URI
-            options["filesystem"] = LocalFileSystem()
-        place = location.absolute() if isinstance(location, Path) else self._sink
-        with self._explained():
-            super().__init__(place, schema, **options)
-
-    def write_table(self, table: pa.Table, *args: Any, **options: Any) -> None:
-        with self._explained():
-            super().write_table(table, *args, **options)
-
-    def close(self) -> None:
-        with self._explained():
-            super().close()
-            if self._sink is not None:
-                self._sink.close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        if isinstance(self._location, Path):
-            with of_path(self._location):
-                yield
-            return
-        try:
-            yield
-        except OSError as error:
-            raise self._location.explained(error) from None
-
-
-def arrow_schema(
-    footer: pq.FileMetaData, file: Location, facts: FileFacts | None = None
-) -> pa.Schema:
-    """The types of a file's columns in its table, including partitions; raises `DataError` if Arrow
-    has no such types."""
-    try:
-        schema = footer.schema.to_arrow_schema()
-    except pa.ArrowException as error:
-        raise DataError(f"{file}: {UNKNOWN_TYPES % error}") from error
-    if lacking := lists_left_out(footer, file):
-        whole = (one.with_nullable(one.nullable and one.name not in lacking) for one in schema)
-        rest = {key: value for key, value in schema.metadata.items() if key != LEFT_OUT}
-        schema = pa.schema(whole, rest)
-    if facts is None:
-        return schema
-    known, columns = facts.beside(schema.names).partitions, facts.columns
-    if columns is not None:
-        facts.check_names(schema.names, file)
-        schema = pa.schema([one for one in schema if one.name in columns], schema.metadata)
-    for name, value in known.items():
-        schema = schema.append(pa.field(name, value.type))
-    return schema
-
-
-def _check_is_file(file: Location) -> None:
-    if isinstance(file, Path) and (what := no_file(file)):
-        raise DataError(f"{file}: is {what}, not a file. Take it out of the table.")
-
-
-def _source(file: Location) -> Any:
-    return pa.OSFile(str(file)) if isinstance(file, Path) else file.opened()
-
-
-def _try(file: Location, work: Callable[[], R]) -> R:
-    return work() if isinstance(file, Path) else file.reading(work)
-
-
-def _tail(source: Any) -> bytes:
-    """The footer of an open file, as it lies there, in one read unless it is long."""
-    size = source.size()
-    end = source.read_at(min(size, TAIL), max(0, size - TAIL))
-    if len(end) < 12 or end[-4:] != MAGIC:
-        raise ValueError("the magic bytes of Parquet are not at its end")
-    length = int.from_bytes(end[-8:-4], "little") + 8
-    if length > size:
-        raise ValueError(f"its footer would have {length} bytes, of {size} of the file")
-    if length > len(end):
-        end = source.read_at(length, size - length)
-        if len(end) < length:
-            raise ValueError("it ends within its footer")
-    return bytes(end[-length:])
-
-
-def _readable(file: Location, footer: Footer) -> Footer:
-    """The footer; raises `DataError` if columns are encrypted, on which Arrow would end the
-    process."""
-    if len(footer.raw) - 8 - footer.metadata.serialized_size == SIGNED:
-        raise DataError(f"{file}: has columns that are encrypted, {NO_KEY}")
-    return footer
-
-
-def _not_whole(file: Location, error: Exception) -> DataError:
-    if isinstance(error, pa.ArrowNotImplementedError):
-        return DataError(f"{file}: {UNKNOWN_TYPES % error}")
-    if isinstance(error, UnicodeDecodeError):
-        return DataError(
-            f"{file}: column {error.object!r} has a name that is not UTF-8 ({error.reason}). "
-            "Rename it where the table is made."
-        )
-    what, cure = _what_is(file)
-    if not cure:
-        return DataError(f"{file}: {what}")
-    return DataError(f"{file}: {what} ({error}). {cure}")
-
-
 def _others(columns: Sequence[str] | None, lists: Sequence[ListColumn]) -> list[str]:
     """The columns that are not among these lists."""
     ours = {one.field.name for one in lists}
@@ -454,38 +250,3 @@ def _spans(
             chunk = described.column(index)
             spans.append((first_byte(chunk), chunk.total_compressed_size))
     return spans
-
-
-def _what_is(file: Location) -> tuple[str, str]:
-    """What a file that cannot be read as Parquet seems to be, and what to do; the second is empty
-    if the first says it."""
-    again = "write it again, or take it out of the table."
-    try:
-        with file.open("rb") as binary:
-            head = binary.read(LOOK)
-    except OSError:
-        return "cannot be read", "Check its permissions and its disk."
-    if not head:
-        return "not a whole Parquet file, but empty", f"It was never finished: {again}"
-    if head.startswith(ENCRYPTED):
-        return f"is encrypted, {NO_KEY}", ""
-    if MAGIC.startswith(head[:4]):
-        return "not a whole Parquet file", f"It was cut short or damaged: {again}"
-    kind = next((kind for magic, kind in KINDS if head.startswith(magic)), None)
-    if kind is None and _is_text(head):
-        kind = "text, as CSV or TSV is"
-    return (
-        f"not a Parquet file, but {kind or 'something else'}",
-        "CSV, TSV and JSONL become a table by `recd data import`; else write it as Parquet, or "
-        "take it out of the table.",
-    )
-
-
-def _is_text(head: bytes) -> bool:
-    if b"\0" in head:
-        return False
-    try:
-        head[: LOOK - 4].decode()
-    except UnicodeDecodeError:
-        return False
-    return True
