@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recd_plugins.data.parquet.footer import Footer, read_footer
 from recd_plugins.data.parquet.footer_names import StoredColumn, columns_of, renamed
-from recd_plugins.data.table_names import TableColumn, TableNames
+from recd_plugins.data.parquet.table_names import TableColumn, TableNames
 
 NAMES = st.text(min_size=1, max_size=300).filter(lambda name: "\0" not in name and _is_utf8(name))
 

@@ -14,7 +14,7 @@ import pytest
 from delta_tables import Action, added, commit, deleted, lists, metadata, protocol, struct
 from imported_tables import recd, rows_both_ways, rows_of, schema_file
 
-from recd_plugins.data.files import found_files
+from recd_plugins.data.files.found import found_files
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.layout import layout_of
 from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables

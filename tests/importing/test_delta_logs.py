@@ -16,9 +16,9 @@ from delta_tables import added, commit, deleted, lists, metadata, protocol, stru
 from imported_tables import recd, rows_both_ways, rows_of, schema_file
 from strangers_files import text
 
-from recd_plugins.data.files import found_files
+from recd_plugins.data.files.found import found_files
+from recd_plugins.data.files.snapshots import snapshot_files
 from recd_plugins.data.importing.schema_file import load_schema
-from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 

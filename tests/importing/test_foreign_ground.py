@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import date_digits
-from recd_plugins.data.files import found_files
+from recd_plugins.data.files.found import found_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing import survey as surveys

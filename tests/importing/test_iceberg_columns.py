@@ -18,11 +18,11 @@ import pytest
 from iceberg_tables import delete_rows, edited, iceberg, latest_metadata
 from imported_tables import recd, rows_both_ways, schema_file
 
-from recd_plugins.data.files import found_files
+from recd_plugins.data.files.found import found_files
+from recd_plugins.data.files.snapshots import snapshot_files
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
 from recd_plugins.data.pins import check_pins, write_pins
-from recd_plugins.data.snapshots import snapshot_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.data.files import snapshot_kind
-from recd_plugins.data.iceberg_metadata import current_metadata
+from recd_plugins.data.files.iceberg_metadata import current_metadata
+from recd_plugins.data.files.logs import snapshot_kind
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import location_of
 

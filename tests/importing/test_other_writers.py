@@ -17,7 +17,7 @@ from strangers_files import clicks, text, write
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.files import found_files
+from recd_plugins.data.files.found import found_files
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.proposal import propose
 from recd_plugins.data.importing.schema_file import load_schema

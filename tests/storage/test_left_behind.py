@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from stored import put
 
-from recd_plugins.data.files import found_files
+from recd_plugins.data.files.found import found_files
 from recd_plugins.data.importing.table_files import files_of
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Uri, location_of
@@ -125,7 +125,7 @@ def test_files_that_iceberg_keeps_no_more_are_refused(
     )
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata" / "v1.metadata.json").write_text("{}")
-    monkeypatch.setattr("recd_plugins.data.snapshots._iceberg", lambda *_: ({now: None}, ""))
+    monkeypatch.setattr("recd_plugins.data.files.snapshots._iceberg", lambda *_: ({now: None}, ""))
     assert items(files_of([now])) == [1]
     with pytest.raises(DataError, match=r"a\.parquet: Iceberg keeps .*no such file"):
         found_files(before.parent)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks.s3_endpoint import seeded
 from recd_plugins.cli.main import app
-from recd_plugins.data.files import UNFINISHED
+from recd_plugins.data.files.paths import UNFINISHED
 from recd_plugins.data.importing.foreign_file import num_bytes
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.rewrite import RewriteConfig, rewrite

@@ -16,7 +16,7 @@ from stored import SCHEMA, everything, put, rows
 
 from benchmarks.s3_endpoint import seeded
 from recd_plugins.config import Config, parse
-from recd_plugins.data.files import found_files, table_files
+from recd_plugins.data.files.found import found_files, table_files
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter, write_table
 from recd_plugins.errors import DataError, RegistryError
@@ -123,7 +123,7 @@ class TestReading:
             table.read(table.stripes[2])
 
     def test_footers_are_kept(self, remote, store, tmp_path, monkeypatch):
-        monkeypatch.setattr("recd_plugins.data.footers.WORTH", 1)
+        monkeypatch.setattr("recd_plugins.data.files.footers.WORTH", 1)
         Table.open(remote, cache=tmp_path)
         first = sum(one.method == "GET" for one in store.requests)
         store.forget()
@@ -136,7 +136,7 @@ class TestReading:
         assert everything(Table.open(remote, cache=tmp_path)).num_rows == 1000
 
     def test_a_changed_file_is_not_in_what_was_kept(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("recd_plugins.data.footers.WORTH", 1)
+        monkeypatch.setattr("recd_plugins.data.files.footers.WORTH", 1)
         table = write_table(tmp_path / "table", SCHEMA, [rows(30)])
         Table.open(table.path, cache=tmp_path / "kept")
         assert any((tmp_path / "kept").iterdir())

@@ -98,7 +98,7 @@ def registry_of_table(
     table: Location, test: Location | None, schema: Location | None, named: str = "TABLE"
 ) -> tuple[str, Table]:
     """The registry for the table that an option or argument has `named`, and the open table."""
-    from recd_plugins.data.files import named_by
+    from recd_plugins.data.files.missing_table import named_by
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
     from recd_plugins.errors import DataError

@@ -155,7 +155,7 @@ def _suggested(path: Location) -> ForeignSchema:
     """The schema that a survey suggests for files that are read in place: its session, time and
     ids."""
     from recd_plugins.config import parse
-    from recd_plugins.data.files import found_files
+    from recd_plugins.data.files.found import found_files
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.importing.proposal import propose
     from recd_plugins.data.importing.survey import survey

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from recd_plugins.data.files import FileFacts
-from recd_plugins.data.footers import footers_of
+from recd_plugins.data.files.footers import footers_of
 from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.stripes import Stripe
 from recd_plugins.data.table import Table
 from recd_plugins.storage.uri import Location

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from recd_plugins.data.files import found_files
-from recd_plugins.data.footers import footers_of
+from recd_plugins.data.files.footers import footers_of
+from recd_plugins.data.files.found import found_files
 from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
 from recd_plugins.data.parquet.coalesced_reads import coalesced_ios
 from recd_plugins.data.parquet.pages import first_byte

@@ -17,13 +17,16 @@ from recd_plugins.data.conform.keys import are_times
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
 from recd_plugins.data.expression import expression
-from recd_plugins.data.files import FileFacts, found_files, named_by, place_of
+from recd_plugins.data.files.found import found_files
+from recd_plugins.data.files.missing_table import named_by
+from recd_plugins.data.files.paths import place_of
+from recd_plugins.data.files.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig
-from recd_plugins.data.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.table import Progress, Table, footer_schema, silent
 from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.notices import GivesNotices, NotHeldOut, Notice, NoticeWarning, Unused

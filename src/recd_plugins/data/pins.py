@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from recd_plugins.data.dataset import SPLITS, Tables
-from recd_plugins.data.files import FileFacts
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.storage.file_digest import sha256_of

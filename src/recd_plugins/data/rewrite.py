@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.config import Config, Range
-from recd_plugins.data.files import UNFINISHED, FileFacts, found_files
+from recd_plugins.data.files.found import found_files
+from recd_plugins.data.files.paths import UNFINISHED
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.file_writer import FileWriter
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.parquet.left_out import LeavingOut

@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from recd_plugins.data.conform.rows import conform, source_columns
 from recd_plugins.data.conform.values import missing, without_views
 from recd_plugins.data.expression import Expression, Known, Verdict, expression
-from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import arrow_schema
 from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.stripes import Stripe, read_stripe

@@ -25,10 +25,11 @@ import pyarrow.parquet as pq
 from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.expression import Known
-from recd_plugins.data.files import FileFacts, found_files
-from recd_plugins.data.footers import footers_of
+from recd_plugins.data.files.footers import footers_of
+from recd_plugins.data.files.found import found_files
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import arrow_schema
 from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.schema import Schema

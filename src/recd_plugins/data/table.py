@@ -24,10 +24,11 @@ from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.rows import check_foreign_columns, conform, source_columns
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import without_views
-from recd_plugins.data.files import FileFacts, found_files, table_files
-from recd_plugins.data.footers import footers_of
+from recd_plugins.data.files.footers import footers_of
+from recd_plugins.data.files.found import found_files, table_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.kept_stripes import KeptStripes
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import Footer, arrow_schema, footer_of
 from recd_plugins.data.parquet.left_out import expanded
 from recd_plugins.data.parquet.opened_file import OpenedFile, opened

@@ -23,7 +23,7 @@ from recd_plugins.data.conform.floats import (
 )
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.files import UNFINISHED
+from recd_plugins.data.files.paths import UNFINISHED
 from recd_plugins.data.parquet.file_writer import FileWriter
 from recd_plugins.data.parquet.left_out import LeavingOut
 from recd_plugins.data.schema import Schema

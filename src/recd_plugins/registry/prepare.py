@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Tables
-from recd_plugins.data.files import NoSuchTable
+from recd_plugins.data.files.missing_table import NoSuchTable
 from recd_plugins.data.table import Progress, Table, silent
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choice import Choice

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from recd_plugins.data.files import FileFacts
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.alike_files import check_files_alike, of_one_format, types_in
 from recd_plugins.data.importing.asked_types import types_asked
@@ -16,6 +15,7 @@ from recd_plugins.data.importing.survey import survey
 from recd_plugins.data.importing.table_files import absent_errors, formats_of
 from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.importing.text_form import TextForm
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location

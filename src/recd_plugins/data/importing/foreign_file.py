@@ -8,7 +8,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from recd_plugins.data.table_names import TableNames
+from recd_plugins.data.parquet.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 

@@ -17,7 +17,7 @@ from recd_plugins.data.importing.foreign_file import UNPACKERS, ForeignFile, cut
 from recd_plugins.data.importing.struct_fields import MOST_FIELDS, fields_of
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
-from recd_plugins.data.table_names import TableNames
+from recd_plugins.data.parquet.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 

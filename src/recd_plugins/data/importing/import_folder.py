@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.files import SCHEMA_FILE, UNFINISHED, VOCABULARIES
+from recd_plugins.data.files.paths import SCHEMA_FILE, UNFINISHED, VOCABULARIES
 from recd_plugins.data.importing.reading import Position
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Progress

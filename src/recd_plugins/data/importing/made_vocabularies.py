@@ -19,7 +19,7 @@ from recd_plugins.data.conform.vocabulary import (
     VocabularyCounts,
     counted,
 )
-from recd_plugins.data.files import VOCABULARIES
+from recd_plugins.data.files.paths import VOCABULARIES
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.import_folder import (
     JOURNAL,

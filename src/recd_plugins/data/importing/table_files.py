@@ -9,29 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.data.files import (
-    SCHEMA_FILE,
-    VOCABULARIES,
-    FileFacts,
-    check_none_left_behind,
-    each_once,
-    files_that_match,
-    in_partitions,
-    is_glob,
-    is_hidden,
-    logs_below,
-    note_links,
-    snapshot_kind,
-    typed_partitions,
-)
-from recd_plugins.data.footers import AT_ONCE
+from recd_plugins.data.files.footers import AT_ONCE
+from recd_plugins.data.files.found import each_once, files_that_match, note_links
+from recd_plugins.data.files.left_behind import check_none_left_behind
+from recd_plugins.data.files.logs import logs_below, snapshot_kind
+from recd_plugins.data.files.partitions import partitions_of, typed_partitions
+from recd_plugins.data.files.paths import SCHEMA_FILE, VOCABULARIES, is_glob, is_hidden
+from recd_plugins.data.files.snapshots import snapshot_files
 from recd_plugins.data.importing.delimited import check_delimiter
 from recd_plugins.data.importing.encodings import checked_encoding
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.formats import format_of
 from recd_plugins.data.importing.struct_fields import ELEMENTS, fields_lacked
 from recd_plugins.data.importing.text_form import TextForm
-from recd_plugins.data.snapshots import snapshot_files
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.table import carries_schema
 from recd_plugins.errors import DataError, listed, nearest, so_many
 from recd_plugins.storage.no_file import no_file
@@ -209,7 +200,7 @@ def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, Fi
         if isinstance(file, Path):  # a store lists only what is there
             _check_is_file(file)
         size, mtime = stats.get(file, (None, None))
-        found[file] = FileFacts(size, mtime, folders=in_partitions(name.split("/")[:-1]))
+        found[file] = FileFacts(size, mtime, folders=partitions_of(name.split("/")[:-1]))
     return found
 
 

@@ -22,7 +22,7 @@ from recd_plugins.data.conform.vocabulary import (
     vocabulary_digest,
 )
 from recd_plugins.data.dataset import SPLITS, Split
-from recd_plugins.data.files import VOCABULARIES
+from recd_plugins.data.files.paths import VOCABULARIES
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit, key_problem, wider
 from recd_plugins.data.importing.foreign_file import ForeignFile

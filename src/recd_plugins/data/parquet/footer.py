@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.data.files import FileFacts
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.left_out import LEFT_OUT, lists_left_out
 from recd_plugins.data.parquet.not_parquet import (
     MAGIC,
@@ -19,7 +19,7 @@ from recd_plugins.data.parquet.not_parquet import (
     UNKNOWN_TYPES,
     read_as_parquet,
 )
-from recd_plugins.data.table_names import TableNames
+from recd_plugins.data.parquet.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 

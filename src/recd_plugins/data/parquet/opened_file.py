@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.compat.kept_memory import decode_into_kept
-from recd_plugins.data.files import FileFacts
 from recd_plugins.data.parquet.chunk_columns import column_of_each_chunk
 from recd_plugins.data.parquet.coalesced_reads import FetchedFile
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import Footer, footer_in, opened_bytes
 from recd_plugins.data.parquet.left_out import (
     expanded,

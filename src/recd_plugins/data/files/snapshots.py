@@ -19,17 +19,14 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from recd_plugins.data.delta_columns import MAPPING_MODE, delta_names
-from recd_plugins.data.files import (
-    FileFacts,
-    SnapshotKind,
-    in_partitions,
-    place_of,
-    snapshot_kind,
-)
-from recd_plugins.data.footers import footers_of
-from recd_plugins.data.iceberg_columns import REWRITE, IcebergColumns
-from recd_plugins.data.iceberg_metadata import current_metadata
+from recd_plugins.data.files.delta_columns import MAPPING_MODE, delta_names
+from recd_plugins.data.files.footers import footers_of
+from recd_plugins.data.files.iceberg_columns import REWRITE, IcebergColumns
+from recd_plugins.data.files.iceberg_metadata import current_metadata
+from recd_plugins.data.files.logs import SnapshotKind, snapshot_kind
+from recd_plugins.data.files.partitions import partitions_of
+from recd_plugins.data.files.paths import place_of
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import arrow_schema
 from recd_plugins.errors import CapabilityError, DataError, listed
 from recd_plugins.storage.store import s3_endpoint_and_region
@@ -156,7 +153,7 @@ def _spark(table: Location) -> Found:
                 "folder."
             )
         file, size, mtime_ns = there[end]
-        files[file] = FileFacts(size, mtime_ns, folders=in_partitions(end.split("/")[:-1]))
+        files[file] = FileFacts(size, mtime_ns, folders=partitions_of(end.split("/")[:-1]))
     return _any(dict(sorted(files.items())), table), f"batch {latest}"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.ipc
 
-from recd_plugins.data.files import FileFacts
+from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import Footer, read_footer
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, Uri

@@ -17,7 +17,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from recd_plugins.data.conform.values import is_list
-from recd_plugins.data.table_names import Kind, TableColumn, TableNames
+from recd_plugins.data.parquet.table_names import Kind, TableColumn, TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 

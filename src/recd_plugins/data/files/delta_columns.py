@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recd_plugins.data.table_names import Kind, TableColumn, TableNames
+from recd_plugins.data.parquet.table_names import Kind, TableColumn, TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 
