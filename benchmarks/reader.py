@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Figure, Limit, Report, alternate, main, spread
 from benchmarks.limits import copies, decoding
 from benchmarks.wide_ids import with_wide_ids
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table

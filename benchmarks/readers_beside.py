@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from benchmarks.harness import Figure, Report, alternate, main, spread
 from benchmarks.limits import decoding
 from benchmarks.reader import BATCH_SIZE, CHUNK_ROWS, SCHEMA, chunks, epoch_of
-from recd_plugins.data.local_reader import LocalReaderConfig
+from recd_plugins.data.reader.local_reader import LocalReaderConfig
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
 

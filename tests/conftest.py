@@ -36,7 +36,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # train` of two steps spent a third of its processor time on that.
 PRELOADED_FOR_TESTS[-1:-1] = [
     "recd_plugins.cli.main",
-    "recd_plugins.data.local_loader",
+    "recd_plugins.data.reader.local_loader",
     "recd_plugins.hooks.defaults",
     "recd_plugins.planning.torchrec_search",
     "recd_dedup",

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Figure
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet_tables import ParquetConfig, build_parquet
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.slots import Context

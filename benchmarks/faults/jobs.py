@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from benchmarks.faults.programs import Place
-from recd_plugins.data.read_log import with_digest
+from recd_plugins.data.reader.read_log import with_digest
 
 __all__ = ["JOB", "RUN", "furnish", "written"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.faults.cases import LONGEST, Breach, Case, Kind
 from benchmarks.faults.jobs import READ
 from benchmarks.faults.programs import Place
-from recd_plugins.data.read_log import popularity, with_digest
+from recd_plugins.data.reader.read_log import popularity, with_digest
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Registry

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.data.order import rows_of_spans
+from recd_plugins.data.reader.order import rows_of_spans
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.planning.access.access_profile import Counted

@@ -95,7 +95,7 @@ def test_operators_conditions_and_numbers_are_turned_once() -> None:
 
 def test_the_command_says_what_no_test_notices(tmp_path: Path) -> None:
     pytest.importorskip("cosmic_ray", reason="`make mutants` installs cosmic-ray")
-    command = [sys.executable, "-m", "benchmarks.mutants", "src/recd_plugins/data/order.py"]
+    command = [sys.executable, "-m", "benchmarks.mutants", "src/recd_plugins/data/reader/order.py"]
     tests = ["--tests", "tests/data/test_order.py", "--most", "3"]
     found = subprocess.run([*command, *tests], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "changes noticed" in found.stdout

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_dedup.dedup.converters import Exact, Partial
 from recd_dsi.transforms import Clamp, FirstX, SigridHash
 from recd_plugins.data.columns import Columns
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter

@@ -19,7 +19,7 @@ import recd_plugins as rp
 from recd_plugins.cli.main import app
 from recd_plugins.data import rewrite as rewriting
 from recd_plugins.data.layout import coalesced_ios, layout_of
-from recd_plugins.data.read_log import note_reading, popularity, with_digest
+from recd_plugins.data.reader.read_log import note_reading, popularity, with_digest
 from recd_plugins.data.rewrite import RewriteConfig, columns_after, flattened, rewrite
 from recd_plugins.errors import DataError
 from recd_plugins.notices import NoticeWarning

@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from known_rows import ROWS, SCHEMA, epoch, ids, open_loader, saved, write
 
-from recd_plugins.data import batch_reader, rank_batches
-from recd_plugins.data.batch_reader import GENTLY, BatchReader
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.order import Shares
-from recd_plugins.data.rank_batches import RankBatches
+from recd_plugins.data.reader import batch_reader, rank_batches
+from recd_plugins.data.reader.batch_reader import GENTLY, BatchReader
+from recd_plugins.data.reader.order import Shares
+from recd_plugins.data.reader.rank_batches import RankBatches
+from recd_plugins.data.reader.stripe_reader import StripeReader
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.stripe_reader import StripeReader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.sample import SpreadsBatches

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.data.order import Order, Shares
+from recd_plugins.data.reader.order import Order, Shares
 from recd_plugins.errors import RegistryError
 
 Slot = tuple[int, int, int]

@@ -9,7 +9,7 @@ import pytest
 from known_rows import open_loader
 
 from recd_plugins.data.preprocessing import ChosenTransform, steps_of
-from recd_plugins.data.read_seconds import PARTS
+from recd_plugins.data.reader.read_seconds import PARTS
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.transform import BatchTransform, batch_steps
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from recd_plugins.config import parse
-from recd_plugins.data import table as tables
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.parquet_tables import ParquetConfig, build_parquet
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Fill, Schema, SparseFeature
 from recd_plugins.data.selection import Selection
+from recd_plugins.data.stripes import read_stripe
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.notices import NoticeWarning
@@ -155,7 +155,7 @@ def test_stripes_that_statistics_tell_of_are_not_read_to_be_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
-    was = tables.read_stripe
+    was = read_stripe
 
     def noted(file: Any, stripe: Any, columns: Any, **options: Any) -> Any:
         read.append((stripe.group, tuple(columns)))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
-from recd_plugins.data.order import Order, pack, rows_of_spans, runs_of
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.reader.order import Order, pack, rows_of_spans, runs_of
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from known_rows import open_loader
 
-from recd_plugins.data import rank_batches
-from recd_plugins.data.shared_tensors import share_memory
+from recd_plugins.data.reader import rank_batches
+from recd_plugins.data.reader.shared_tensors import share_memory
 from recd_plugins.errors import CapabilityError
 
 FULL = "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"

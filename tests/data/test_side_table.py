@@ -20,9 +20,13 @@ from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader, table_digest
 from recd_plugins.data.parquet_tables import ParquetConfig, build_parquet
 from recd_plugins.data.pins import check_pins, write_pins
+from recd_plugins.data.reader.local_reader import (
+    LocalReaderConfig,
+    build_local_reader,
+    table_digest,
+)
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError, RecdError
 from recd_plugins.slots import Context

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugins.data.order import Piece
+from recd_plugins.data.reader.order import Piece
+from recd_plugins.data.reader.stripe_reader import StripeReader
 from recd_plugins.data.schema import METADATA_KEY, Schema, SparseFeature
-from recd_plugins.data.stripe_reader import StripeReader
 from recd_plugins.data.table import Table, id_ranges
 from recd_plugins.data.table_writer import TableWriter, write_table
 from recd_plugins.errors import DataError

@@ -17,7 +17,7 @@ from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import VocabularyCounts, counted, load_vocabulary
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.local_reader import table_digest
+from recd_plugins.data.reader.local_reader import table_digest
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 

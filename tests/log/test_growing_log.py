@@ -27,7 +27,7 @@ from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.growing import NotClosed, closed_period
-from recd_plugins.data.period_loader import OpenPeriod, PeriodLoader
+from recd_plugins.data.reader.period_loader import OpenPeriod, PeriodLoader
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter

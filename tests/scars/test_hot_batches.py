@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan

@@ -36,7 +36,7 @@ from recd_dsi.service.reader import end_workers
 from recd_dsi.service.shared_memory import SharedReader, WrittenOver
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.read_seconds import HandedOver
+from recd_plugins.data.reader.read_seconds import HandedOver
 from recd_plugins.data.wired_batch import batch_to_record
 from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning

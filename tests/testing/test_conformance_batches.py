@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.slots import Context, DedupRecord, Loader, PreprocessRecord, ReaderRecord

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-from recd_plugins.data.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology

@@ -4,8 +4,8 @@ The batches themselves are in `batch`, which needs torch.
 """
 
 from recd_plugins.config import parse
-from recd_plugins.data.local_reader import LocalReader, LocalReaderConfig, table_digest
-from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
+from recd_plugins.data.reader.local_reader import LocalReader, LocalReaderConfig, table_digest
+from recd_plugins.data.reader.order import Order, SessionOrder, Shares, Tail
 from recd_plugins.data.stripes import DamagedStripe
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.launch.fork_server import fork_server

@@ -253,7 +253,7 @@ def rewrite(
     """
     with reported(debug):
         from recd_plugins.config import parse
-        from recd_plugins.data.read_log import popularity
+        from recd_plugins.data.reader.read_log import popularity
         from recd_plugins.data.rewrite import RewriteConfig, columns_after
         from recd_plugins.data.rewrite import rewrite as write_anew
 

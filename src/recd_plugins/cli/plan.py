@@ -150,7 +150,7 @@ def _check_dense_optimizer(stack: Stack) -> None:
 def _streams_misfit(stack: Stack) -> str:
     """Why the registry's `reader.streams` cannot be divided among the ranks of a plan, which need
     not be those that train; empty if it can."""
-    from recd_plugins.data.order import Shares
+    from recd_plugins.data.reader.order import Shares
     from recd_plugins.errors import RegistryError
 
     config, train = stack.registry.one("reader").config, stack.registry.train

@@ -31,7 +31,8 @@ from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.parquet.left_out import LeavingOut
 from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.schema import IDS, METADATA_KEY, NARROW_IDS, Schema
-from recd_plugins.data.table import Progress, Stripe, read_stripe, silent
+from recd_plugins.data.stripes import Stripe, read_stripe
+from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri

@@ -43,13 +43,11 @@ from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = [
     "Progress",
-    "Stripe",
     "Table",
     "carries_schema",
     "check_columns",
     "footer_schema",
     "id_ranges",
-    "read_stripe",
     "silent",
 ]
 

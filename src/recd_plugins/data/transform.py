@@ -17,7 +17,7 @@ from recd_plugins.compat.tracing import trace_own_thread_alone
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocessing import Step
-from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
+from recd_plugins.data.reader.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.transform_check import check_rows
 from recd_plugins.errors import DataError, PluginError, listed, naming, nearest, so_many

@@ -75,7 +75,7 @@ class Loaders:
         """The loader, its batches checked by what it does not check itself; a notice of those that
         come without the `transform`. Where it `is_delivered`, another process has the transform by
         the delivery."""
-        from recd_plugins.data.local_loader import LocalLoader
+        from recd_plugins.data.reader.local_loader import LocalLoader
         from recd_plugins.slots.batch_check import BatchCheck, checked
 
         groups = getattr(self._features.converter, "groups", ())

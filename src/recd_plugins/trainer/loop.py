@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.period_loader import last_period
+from recd_plugins.data.reader.period_loader import last_period
 from recd_plugins.errors import RecdError
 from recd_plugins.hooks.blame import raised_by
 from recd_plugins.registry import Choice

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from recd_plugins.data.conform.ids import id_error
 from recd_plugins.data.decoded import DecodedRows, absent_rows, decode_rows
 from recd_plugins.data.kept_stripes import kept_stripes
-from recd_plugins.data.order import Piece
 from recd_plugins.data.parquet.opened_file import OpenedFile
+from recd_plugins.data.reader.order import Piece
 from recd_plugins.data.stripes import DamagedStripe, Stripe
 from recd_plugins.data.table import Table, id_ranges
 from recd_plugins.errors import DataError

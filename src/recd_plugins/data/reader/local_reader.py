@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.dataset import Split
-from recd_plugins.data.order import Order, SessionOrder, Shares, Tail
-from recd_plugins.data.read_log import note_reading
+from recd_plugins.data.reader.order import Order, SessionOrder, Shares, Tail
+from recd_plugins.data.reader.read_log import note_reading
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError, so_many
 from recd_plugins.notices import GivesNotices, Notice, Unused
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
-    from recd_plugins.data.local_loader import LocalLoader
+    from recd_plugins.data.reader.local_loader import LocalLoader
     from recd_plugins.slots import Context
 
 __all__ = ["LocalReader", "LocalReaderConfig", "build_local_reader", "table_digest"]
@@ -118,8 +118,8 @@ class LocalReader(GivesNotices):
         split: Split,
         transform: Callable[[Batch], Batch] | None = None,
     ) -> LocalLoader:
-        from recd_plugins.data.local_loader import LocalLoader  # torch, torchrec: seconds
-        from recd_plugins.data.rank_batches import RankBatches
+        from recd_plugins.data.reader.local_loader import LocalLoader  # torch, torchrec: seconds
+        from recd_plugins.data.reader.rank_batches import RankBatches
 
         config, train = self._config, split == "train"
         consumers = world_size * config.consumers
