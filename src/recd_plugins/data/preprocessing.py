@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+MOST_IDS = 2**62
+"""The ids of a feature of which only the name is known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChosenTransform:
     """A transform, and the features that registry.yaml applies it to, by name or glob."""
@@ -141,7 +145,7 @@ class Step:
         return after
 
     def names(self, keys: Sequence[str]) -> tuple[str, ...]:
-        """The names of the dense columns and features in `made_of_dense`."""
+        """The names of the features that come out if only these go in."""
         return tuple(feature.name for feature in self.made(keys))
 
     @property
@@ -374,9 +378,6 @@ def narrowed(steps: Sequence[Step], schema: Schema) -> list[Step]:
             kept.append(dataclasses.replace(step, before=schema, takes=takes))
             schema = _after(kept[-1])
     return kept
-
-
-MOST_IDS = 2**62
 
 
 def schema_of_keys(keys: Iterable[str]) -> Schema:

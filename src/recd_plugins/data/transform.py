@@ -5,33 +5,32 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.tracing import trace_own_thread_alone
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
+from recd_plugins.data.converter_check import check_samples, copied_rows
+from recd_plugins.data.dense_step import DenseStep
 from recd_plugins.data.preprocessing import Step
 from recd_plugins.data.reader.read_seconds import CONVERT, ReadSeconds
-from recd_plugins.data.schema import Schema
 from recd_plugins.data.transform_check import check_rows
-from recd_plugins.errors import DataError, PluginError, listed, naming, nearest, so_many
+from recd_plugins.errors import PluginError, listed, naming, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
-from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import WeightedJagged, without
+from recd_plugins.sparse.jagged import without
 from recd_plugins.sparse.row_wise import RowWise
 from recd_plugins.sparse.transformed import TransformedFeatures
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Preprocess
 
-__all__ = ["BatchTransform", "DenseStep", "batch_steps", "row_wise"]
+__all__ = ["BatchTransform", "batch_steps", "row_wise"]
 
 
 class BatchTransform:
@@ -175,12 +174,12 @@ class BatchTransform:
         """The features that the converter leaves, and what it makes of those that it takes."""
         features, taken = self._parted(dedup, features, unjoined)
         whose = f"{self._who}`convert` of {type(dedup).__name__}"
-        given = _copied(taken.to_kjt()) if checks else {}
+        given = copied_rows(taken.to_kjt()) if checks else {}
         with naming(whose, "when it was given columns"):
             made = dedup.convert(taken)
         self._check_features(made, whose)
         if checks:
-            _check_samples(made, given, whose)
+            check_samples(made, given, whose)
         return features, made
 
     def _parted(
@@ -221,109 +220,6 @@ class BatchTransform:
             )
 
 
-class DenseStep:
-    """A transform of dense columns as a step on a batch: takes [B, n_dense] and the features before
-    it, and returns those after it."""
-
-    def __init__(self, step: Step) -> None:
-        self._transform = step.transform
-        self.who = step.who
-        """What opens its messages."""
-        self.name = step.label
-        before, after, made = step.before, step.after(), step.made_of_dense()
-        self._made, self._part = made, step.dense_part
-        self._taken = torch.tensor(
-            [place for name in step.takes for place in _places(before)[name]], dtype=torch.int64
-        )
-        behind = {name: [before.dense_width + n for n in at] for name, at in _places(made).items()}
-        places = {**_places(before), **behind}
-        order = [place for name in after.dense for place in places[name]]
-        self._order = torch.tensor(order, dtype=torch.int64)
-        self._names = made.sparse_names
-
-    def __call__(
-        self, dense: Tensor, features: KeyedJaggedTensor
-    ) -> tuple[Tensor, KeyedJaggedTensor]:
-        transform: Any = self._transform
-        with naming(self.who, "when it was given dense columns"):
-            result = transform(dense[:, self._taken], self._part)
-        columns, made = self._parts(result, len(dense))
-        whole = dense if columns is None else torch.cat((dense, columns), dim=1)
-        return whole[:, self._order], features if made is None else _joined(features, made)
-
-    def _parts(self, result: Any, num_rows: int) -> tuple[Tensor | None, KeyedJaggedTensor | None]:
-        """The result's parts, checked to be what `schema` says: dense columns, features, or a pair
-        of both."""
-        both = bool(self._made.dense and self._made.sparse)
-        pair = result if both else (result, None) if self._made.dense else (None, result)
-        columns, made = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
-        width = self._made.dense_width
-        if self._made.dense and not (
-            isinstance(columns, Tensor)
-            and columns.shape == (num_rows, width)
-            and columns.dtype == torch.float32
-        ):
-            raise PluginError(
-                f"{self.who} made {_shape(result)}, but its `schema` says dense columns "
-                f"[{num_rows}, {width}] float32"
-                + (", and features: let it return a pair of both." if both else ".")
-            )
-        if self._made.sparse and not (
-            isinstance(made, KeyedJaggedTensor)
-            and made.keys() == list(self._names)
-            and made.stride() == num_rows
-        ):
-            raise PluginError(
-                f"{self.who} made {_shape(result)}, but its `schema` says a KeyedJaggedTensor of "
-                f"{', '.join(self._names)} with {so_many(num_rows, 'row')}"
-                + (", behind dense columns: let it return a pair of both." if both else ".")
-            )
-        return columns, made
-
-
-def _check_rows(
-    step: RowWise, features: KeyedJaggedTensor | DeduplicatedFeatures, names: Collection[str]
-) -> None:
-    """Check what a step that is about to run on unique samples makes of all samples."""
-    if isinstance(features, DeduplicatedFeatures):
-        check_rows(step, features.to_kjt(), names)
-
-
-def _labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Each name, with a number if it occurs several times."""
-    return tuple(
-        name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}"
-        for at, name in enumerate(names)
-    )
-
-
-def _places(schema: Schema) -> dict[str, range]:
-    """The places of each dense column's floats in [B, n_dense]."""
-    widths = [schema.width(name) or 1 for name in schema.dense]
-    ends = list(accumulate(widths, initial=0))
-    return {name: range(*at) for name, at in zip(schema.dense, pairwise(ends), strict=True)}
-
-
-def _shape(result: Any) -> str:
-    if isinstance(result, Tensor):
-        return f"a tensor {list(result.shape)} {result.dtype}"
-    if isinstance(result, KeyedJaggedTensor):
-        rows = so_many(result.stride(), "row")
-        return f"a KeyedJaggedTensor of {', '.join(result.keys())} with {rows}"
-    return f"a {type(result).__name__}"
-
-
-def _joined(features: KeyedJaggedTensor, more: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    rows = WeightedJagged.joined([WeightedJagged.of(features), WeightedJagged.of(more)])
-    return KeyedJaggedTensor(
-        keys=[*features.keys(), *more.keys()],
-        values=rows.values,
-        lengths=rows.lengths,
-        weights=rows.weights,
-        stride=more.stride(),
-    )
-
-
 def row_wise(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise]]:
     """Each step's transform, adapted to run on unique samples, with the features that it takes."""
     return [
@@ -353,6 +249,22 @@ def batch_steps(steps: Sequence[Step]) -> list[tuple[tuple[str, ...], RowWise | 
     return found
 
 
+def _check_rows(
+    step: RowWise, features: KeyedJaggedTensor | DeduplicatedFeatures, names: Collection[str]
+) -> None:
+    """Check what a step that is about to run on unique samples makes of all samples."""
+    if isinstance(features, DeduplicatedFeatures):
+        check_rows(step, features.to_kjt(), names)
+
+
+def _labels(names: Sequence[str]) -> tuple[str, ...]:
+    """Each name, with a number if it occurs several times."""
+    return tuple(
+        name if names.count(name) == 1 else f"{name} {names[: at + 1].count(name)}"
+        for at, name in enumerate(names)
+    )
+
+
 def _taken(dedup: DedupConverter, who: str) -> frozenset[str]:
     groups = getattr(dedup, "groups", None)
     if groups is None:
@@ -376,72 +288,6 @@ def _asked(dedup: DedupConverter, who: str) -> tuple[str, ...]:
             f'`asks = ("{asks}",)`.'
         )
     return tuple(asks)
-
-
-def _copied(features: KeyedJaggedTensor) -> dict[str, WeightedJagged]:
-    """Copies of each feature's rows, which stay the same whatever happens to the features."""
-    return {
-        key: WeightedJagged(
-            rows.values.clone(),
-            rows.lengths.clone(),
-            None if rows.weights is None else rows.weights.clone(),
-        )
-        for key, rows in WeightedJagged.by_key(features).items()
-    }
-
-
-def _check_samples(made: Any, given: Mapping[str, WeightedJagged], whose: str) -> None:
-    """Raises `PluginError` if a converter's samples are not those that it was given, or its IKJT
-    breaks the rules of the class."""
-    if isinstance(made, InverseKeyedJaggedTensor):
-        try:
-            made.validate()
-        except DataError as error:
-            raise PluginError(f"{whose} returned what breaks its rules: {error}") from error
-    if not isinstance(made, KeyedJaggedTensor | DeduplicatedFeatures):
-        return
-    all_rows = made.to_kjt() if isinstance(made, DeduplicatedFeatures) else made
-    expanded = WeightedJagged.by_key(all_rows)
-    for key, rows in given.items():
-        back = expanded[key]
-        if len(rows.lengths) != len(back.lengths):
-            raise PluginError(
-                f"{whose} returned {len(back.lengths)} samples of {key!r} for "
-                f"{len(rows.lengths)}. Let the inverse lookup have a place for each."
-            )
-        sample = _first_that_differs(rows, back)
-        if sample is None:
-            continue
-        before, after = (_in_words(one.select(torch.tensor([sample]))) for one in (rows, back))
-        raise PluginError(
-            f"{whose} changes samples: {key!r} of sample {sample} of a batch was {before}, and is "
-            f"{after}. Let samples share a row only if they are equal in all features of their "
-            "group, with ids and weights in the same order; `check_record` of "
-            "recd_plugins.api.testing shows which do."
-        )
-
-
-def _first_that_differs(one: WeightedJagged, other: WeightedJagged) -> int | None:
-    """The first of B rows that differs between the two; None if none does."""
-    longer = (one.lengths != other.lengths).nonzero()
-    rows = int(longer[0]) if len(longer) else len(one.lengths)
-    left, right = one.head(rows), other.head(rows)
-    differ = left.values != right.values
-    if left.weights is not None or right.weights is not None:
-        weights, others = (each.weighing(torch.float32).double() for each in (left, right))
-        differ |= (weights != others) & ~(weights.isnan() & others.isnan())
-    ids = differ.nonzero()
-    if len(ids):
-        return int(torch.searchsorted(left.offsets, ids[0], right=True)) - 1
-    return rows if len(longer) else None
-
-
-def _in_words(row: WeightedJagged) -> str:
-    ids, more = row.values[:8].tolist(), ", ..." if len(row.values) > 8 else ""
-    shown = f"[{', '.join(map(str, ids))}{more}]"
-    if row.weights is None:
-        return shown
-    return f"{shown} of weights [{', '.join(f'{one:g}' for one in row.weights[:8].tolist())}{more}]"
 
 
 def _check_reached(
