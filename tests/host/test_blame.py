@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from recd_plugins.cli.options import reported
+from recd_plugins.cli.reported import reported
 from recd_plugins.cli.train import _summary
 from recd_plugins.errors import PluginError, RecdError, naming
 from recd_plugins.hooks.blame import blamed

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli import doctor
 from recd_plugins.cli.doctor import _registry
 from recd_plugins.cli.main import app
-from recd_plugins.cli.options import reported
+from recd_plugins.cli.reported import reported
 from recd_plugins.compat import build
 from recd_plugins.compat.build import Build, NoDriverError, check_build, installed_build
 from recd_plugins.errors import PluginError, RecdError, RegistryError, VersionError

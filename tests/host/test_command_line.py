@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.explain import explain
 from recd_plugins.cli.main import DAY, app
 from recd_plugins.cli.messages import messages, messages_like
-from recd_plugins.cli.options import reported
+from recd_plugins.cli.reported import reported
 from recd_plugins.cli.words import commands, meanings
 from recd_plugins.errors import RegistryError
 from recd_plugins.launch.fork_server import for_cpu
@@ -293,7 +293,7 @@ def test_the_process_that_has_read_a_registry_is_copied_to_serve_ranks(tmp_path:
     (tmp_path / "registry.yaml").write_text("train: {ranks: 2}")
     script = """
 from pathlib import Path
-from recd_plugins.cli.options import server_of_ranks
+from recd_plugins.cli.loaded import server_of_ranks
 
 with server_of_ranks(Path("registry.yaml"), ["train.steps=1"]) as server:
     assert server is not None

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 import typer
 
-from recd_plugins.cli.options import reported
 from recd_plugins.cli.output_paths import check_makable, check_writable
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.arrow_file import write_arrow

@@ -9,10 +9,10 @@ from recd_plugins.cli.options import (
     RegistryFile,
     TableFolder,
     check_of_use,
-    progress,
-    reported,
 )
 from recd_plugins.cli.output_paths import PICTURES, check_writable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.report.page_server import HTML, PageServer
 
 __all__ = [

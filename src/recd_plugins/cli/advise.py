@@ -14,18 +14,11 @@ import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.init import SchemaFile, Test, registry_of_table
-from recd_plugins.cli.options import (
-    REGISTRY,
-    AsJson,
-    Debug,
-    Overrides,
-    RegistryFile,
-    check_of_use,
-    progress,
-    reported,
-    server_of_ranks,
-)
+from recd_plugins.cli.loaded import server_of_ranks
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile, check_of_use
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import DataError, RegistryError, listed, shown, so_many
 from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import write_whole

@@ -12,17 +12,11 @@ from recd_plugins.cli.data_import import import_
 from recd_plugins.cli.data_layout import layout, rewrite
 from recd_plugins.cli.data_schema import schema
 from recd_plugins.cli.data_vocabulary import vocabulary
-from recd_plugins.cli.options import (
-    AsJson,
-    Debug,
-    Overrides,
-    RegistryFile,
-    TableFolder,
-    opened_table,
-    progress,
-    reported,
-)
+from recd_plugins.cli.loaded import opened_table
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, TableFolder
 from recd_plugins.cli.profile import profile
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.cli.stats import stats
 from recd_plugins.errors import so_many
 

@@ -18,11 +18,11 @@ from recd_plugins.cli.options import (
     Header,
     Names,
     location_argument,
-    progress,
-    reported,
     schema_and_form,
     text_form,
 )
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RegistryError, so_many
 
 if TYPE_CHECKING:

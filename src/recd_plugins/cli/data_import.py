@@ -24,12 +24,12 @@ from recd_plugins.cli.options import (
     Others,
     check_of_use,
     location_argument,
-    progress,
-    reported,
     schema_and_form,
     text_form,
 )
 from recd_plugins.cli.output_paths import check_makable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import DataError, so_many
 
 if TYPE_CHECKING:

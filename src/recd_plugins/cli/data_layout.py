@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from recd_plugins.cli.loaded import opened_table
 from recd_plugins.cli.options import (
     REGISTRY,
     AsJson,
@@ -19,11 +20,10 @@ from recd_plugins.cli.options import (
     TableFolder,
     check_of_use,
     location_argument,
-    opened_table,
-    progress,
-    reported,
 )
 from recd_plugins.cli.output_paths import check_makable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RegistryError, so_many
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from recd_plugins.cli.options import (
     Header,
     Names,
     location_argument,
-    reported,
     text_form,
 )
 from recd_plugins.cli.output_paths import YAML, check_writable
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
 from recd_plugins.storage.whole_file import write_whole
 

@@ -21,11 +21,11 @@ from recd_plugins.cli.options import (
     Names,
     Others,
     location_argument,
-    progress,
-    reported,
     text_form,
 )
 from recd_plugins.cli.output_paths import check_not_read, check_writable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RegistryError
 from recd_plugins.storage.uri import Location
 

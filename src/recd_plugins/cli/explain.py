@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile, check_of_use, reported
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile, check_of_use
 from recd_plugins.cli.plan import Ranks, overrides_with_ranks
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import shown
 
 __all__ = ["explain"]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, location_argument, reported
+from recd_plugins.cli.options import AsJson, Debug, location_argument
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
 from recd_plugins.storage.whole_file import write_whole
 

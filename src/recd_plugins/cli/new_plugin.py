@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.options import AsJson, Debug
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RegistryError
 
 if TYPE_CHECKING:

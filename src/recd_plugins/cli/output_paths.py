@@ -12,10 +12,20 @@ from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.trainer.run_folder import check_makes_files
 
-__all__ = ["PICTURES", "YAML", "check_apart", "check_makable", "check_not_read", "check_writable"]
+__all__ = [
+    "DPI",
+    "PICTURES",
+    "YAML",
+    "check_apart",
+    "check_makable",
+    "check_not_read",
+    "check_writable",
+]
 
 PICTURES = (".png", ".pdf", ".svg")
 """How a picture's file may end."""
+DPI = 150
+"""The pixels of an inch of a picture."""
 YAML = (".yaml", ".yml")
 """How a file of YAML may end."""
 

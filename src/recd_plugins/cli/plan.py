@@ -12,22 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
-from recd_plugins.cli.options import (
-    DPI,
-    AsJson,
-    Debug,
-    Overrides,
-    RegistryFile,
-    loaded,
-    progress,
-    reported,
-)
+from recd_plugins.cli.loaded import loaded
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.output_paths import (
+    DPI,
     PICTURES,
     check_apart,
     check_not_read,
     check_writable,
 )
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
 from recd_plugins.notices import hide_other_warnings
 from recd_plugins.storage.whole_file import whole_file

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from recd_plugins.cli.commands import Commands, readable
-from recd_plugins.cli.options import reported
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import PluginError
 from recd_plugins.hooks.installed import installed_points
 

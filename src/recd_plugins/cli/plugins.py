@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.new_plugin import new
-from recd_plugins.cli.options import AsJson, Debug, RegistryFile, reported
+from recd_plugins.cli.options import AsJson, Debug, RegistryFile
+from recd_plugins.cli.reported import reported
 
 if TYPE_CHECKING:
     from recd_plugins.errors import RecdError

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
-from recd_plugins.cli.options import (
-    AsJson,
-    Debug,
-    Overrides,
-    RegistryFile,
-    loaded,
-    progress,
-    reported,
-)
+from recd_plugins.cli.loaded import loaded
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.output_paths import check_not_read, check_writable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
-from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.options import AsJson, Debug
 from recd_plugins.cli.output_paths import PICTURES, check_writable
+from recd_plugins.cli.reported import reported
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.whole_file import whole_file, write_whole
 

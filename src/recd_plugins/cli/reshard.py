@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
-from recd_plugins.cli.options import (
-    REGISTRY,
-    AsJson,
-    Debug,
-    RegistryFile,
-    progress,
-    reported,
-)
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:

@@ -15,20 +15,18 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
+from recd_plugins.cli.loaded import opened_table, registry_schema
 from recd_plugins.cli.options import (
-    DPI,
     REGISTRY,
     AsJson,
     Debug,
     RegistryFile,
     TableFolder,
     location_argument,
-    opened_table,
-    progress,
-    registry_schema,
-    reported,
 )
-from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.output_paths import DPI, check_writable
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema

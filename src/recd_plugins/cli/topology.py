@@ -15,8 +15,10 @@ import typer
 
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.ended_by_signals import ended_by_signals
-from recd_plugins.cli.options import AsJson, Debug, reported, server_of_ranks
+from recd_plugins.cli.loaded import server_of_ranks
+from recd_plugins.cli.options import AsJson, Debug
 from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
 from recd_plugins.notices import NOTICE
 from recd_plugins.storage.lock_file import LockFile, LockHeld

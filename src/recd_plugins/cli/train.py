@@ -13,17 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from recd_plugins.cli.options import (
-    AsJson,
-    Debug,
-    Overrides,
-    RegistryFile,
-    check_of_use,
-    loaded,
-    progress,
-    reported,
-    server_of_ranks,
-)
+from recd_plugins.cli.loaded import loaded, server_of_ranks
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, check_of_use
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RecdError, RegistryError, shown, so_many
 
 if TYPE_CHECKING:

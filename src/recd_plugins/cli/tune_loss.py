@@ -12,17 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
-from recd_plugins.cli.options import (
-    AsJson,
-    Debug,
-    Overrides,
-    RegistryFile,
-    progress,
-    ready,
-    reported,
-    reported_trial,
-    server_of_ranks,
-)
+from recd_plugins.cli.loaded import ready, server_of_ranks
+from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile
+from recd_plugins.cli.progress import progress
+from recd_plugins.cli.reported import reported, reported_trial
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.trainer.tuning.trial_rank import WARM_UP
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from recd_plugins.cli.options import AsJson, Debug, reported
+from recd_plugins.cli.options import AsJson, Debug
+from recd_plugins.cli.reported import reported
 
 __all__ = ["watch"]
 

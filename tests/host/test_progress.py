@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recd_plugins.cli.progress_lines import ProgressLines
+from recd_plugins.cli.progress import ProgressLines
 
 
 def lines(*reports: tuple[float, int, int | None], capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -47,9 +47,9 @@ def test_what_nobody_can_count_has_its_time(capsys: pytest.CaptureFixture[str]) 
 
 def test_they_are_for_what_is_no_terminal() -> None:
     program = (
-        "from recd_plugins.cli import progress_lines\n"
-        "from recd_plugins.cli.options import progress\n"
-        "progress_lines.FIRST = 0.0\n"
+        "from recd_plugins.cli import progress as bars_and_lines\n"
+        "from recd_plugins.cli.progress import progress\n"
+        "bars_and_lines.FIRST = 0.0\n"
         "with progress() as show:\n"
         "    show('writing train', 3, 12)\n"
     )
