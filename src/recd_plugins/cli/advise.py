@@ -16,7 +16,7 @@ from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.init import SchemaFile, Test, registry_of_table
 from recd_plugins.cli.loaded import server_of_ranks
 from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile, check_of_use
-from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.output_paths import YAML, check_new_file, check_writable
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
 from recd_plugins.errors import DataError, RegistryError, listed, shown, so_many
@@ -146,9 +146,9 @@ def advise(
         from recd_plugins.advise.model_and_batches import ModelOfTrainer
         from recd_plugins.registry import Registry
 
-        check_writable(out, "--out", (".yaml", ".yml"))
-        if out is not None and out.exists() and not force:
-            raise DataError(f"{out}: is there already. Name another with --out, or give --force.")
+        check_writable(out, "--out", YAML)
+        if out is not None:
+            check_new_file(out, "--out", replaces=force)
         if not tries:
             check_of_use(
                 {"--rounds": rounds != 3, "--steps": steps != 10},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from recd_plugins.cli.commands import Commands
@@ -13,7 +12,7 @@ from recd_plugins.cli.data_layout import layout, rewrite
 from recd_plugins.cli.data_schema import schema
 from recd_plugins.cli.data_vocabulary import vocabulary
 from recd_plugins.cli.loaded import opened_table
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, TableFolder
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile, TableFolder
 from recd_plugins.cli.profile import profile
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
@@ -36,7 +35,7 @@ data.command()(profile)
 @data.command()
 def prepare(
     overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -62,7 +61,7 @@ def prepare(
 @data.command()
 def show(
     table: TableFolder,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:

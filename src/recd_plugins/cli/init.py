@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.options import AsJson, Debug, location_argument
-from recd_plugins.cli.output_paths import check_writable
+from recd_plugins.cli.output_paths import YAML, check_new_file, check_writable
 from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
 from recd_plugins.storage.whole_file import write_whole
@@ -71,13 +71,11 @@ def init(
     with reported(debug):
         from recd_plugins.data.layout import why_rewrite
         from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
-        from recd_plugins.errors import DataError
         from recd_plugins.registry import Registry
 
-        check_writable(out, "--out", (".yaml", ".yml"))
+        check_writable(out, "--out", YAML)
         text, opened = registry_of_table(table, test, schema)
-        if out.exists() and not force:
-            raise DataError(f"{out}: is there already. Name another with --out, or give --force.")
+        check_new_file(out, "--out", replaces=force)
         write_whole(out, text)
         chosen = Registry.load(out)
         dataset = chosen.one("dataset").config

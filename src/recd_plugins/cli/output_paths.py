@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, Uri
 from recd_plugins.trainer.run_folder import check_makes_files
@@ -18,6 +18,7 @@ __all__ = [
     "YAML",
     "check_apart",
     "check_makable",
+    "check_new_file",
     "check_not_read",
     "check_writable",
 ]
@@ -48,6 +49,13 @@ def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...]
     if suffixes and path.suffix not in suffixes:
         raise RegistryError(f"{option}: {path} must end in one of {', '.join(suffixes)}.")
     check_makes_files(path, option)
+
+
+def check_new_file(path: Path, option: str, *, replaces: bool) -> None:
+    """`DataError` if a file is there, unless the user said by --force that the output replaces
+    it."""
+    if path.exists() and not replaces:
+        raise DataError(f"{path}: is there already. Name another with {option}, or give --force.")
 
 
 def check_apart(files: Mapping[str, Location | None]) -> None:

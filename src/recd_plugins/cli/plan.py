@@ -13,7 +13,7 @@ import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.loaded import loaded
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.output_paths import (
     DPI,
     PICTURES,
@@ -75,7 +75,7 @@ Against = Annotated[
 
 def plan(
     overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     ranks: Ranks = None,
     save: SavePlan = None,
     save_profile: SaveProfile = None,

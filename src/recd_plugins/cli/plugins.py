@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.new_plugin import new
-from recd_plugins.cli.options import AsJson, Debug, RegistryFile
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile
 from recd_plugins.cli.reported import reported
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ plugins.command()(new)
 @plugins.command()
 def show(
     name: Name = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:

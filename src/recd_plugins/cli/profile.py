@@ -11,7 +11,7 @@ import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.loaded import loaded
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.output_paths import check_not_read, check_writable
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
@@ -74,7 +74,7 @@ Places = Annotated[
 
 def profile(
     overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     save: Save = Path("profile.arrow"),
     batches: Batches = None,
     rank: Rank = None,

@@ -12,7 +12,7 @@ import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.options import AsJson, Debug
-from recd_plugins.cli.output_paths import PICTURES, check_writable
+from recd_plugins.cli.output_paths import DPI, PICTURES, check_writable
 from recd_plugins.cli.reported import reported
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.whole_file import whole_file, write_whole
@@ -101,7 +101,7 @@ def _save(logs: Sequence[RunLog], path: Path) -> None:
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     draw_curves(logs, figure)
     with whole_file(path) as part:
-        figure.savefig(part, dpi=150)
+        figure.savefig(part, dpi=DPI)
 
 
 def _show(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recd_plugins.cli.loaded import loaded, server_of_ranks
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile, check_of_use
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile, check_of_use
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RecdError, RegistryError, shown, so_many
@@ -44,7 +44,7 @@ ResumeOrBegin = Annotated[
 
 def train(
     overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     ranks: Ranks = None,
     resume: Resume = False,
     resume_or_begin: ResumeOrBegin = False,

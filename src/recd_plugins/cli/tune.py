@@ -14,7 +14,7 @@ import typer
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.loaded import ready, server_of_ranks
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.reported import reported, reported_trial
 from recd_plugins.cli.tune_loss import loss
 from recd_plugins.errors import so_many
@@ -66,7 +66,7 @@ def group() -> None:
 @tune.command()
 def batch(
     overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     budget: Budget = None,
     ranks: Ranks = None,
     steps: Steps = 4,

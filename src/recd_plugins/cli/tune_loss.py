@@ -13,7 +13,7 @@ import typer
 
 from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.loaded import ready, server_of_ranks
-from recd_plugins.cli.options import AsJson, Debug, Overrides, RegistryFile
+from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported, reported_trial
 from recd_plugins.errors import DataError, so_many
@@ -67,7 +67,7 @@ MemoryBudget = Annotated[
 
 def loss(
     overrides: Overrides = None,
-    registry: RegistryFile = Path("registry.yaml"),
+    registry: RegistryFile = REGISTRY,
     batch_sizes: BatchSizes = None,
     samples: Samples = None,
     target: Loss = None,

@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from recd_plugins.cli.options import REGISTRY
 from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.errors import RecdError, RegistryError, nearest, shown
 
@@ -177,7 +178,7 @@ def _records(registry: Path | None, unread: list[RecdError]) -> Known:
     base = Path() if registry is None else registry.parent
     catalog = Catalog([*dict.fromkeys([*named, *sorted(available())])], base, strict=False)
     unread += [error for plugin, error in catalog.broken.items() if plugin in named]
-    of_registry = "" if registry in (None, Path("registry.yaml")) else f" --registry {registry}"
+    of_registry = "" if registry in (None, REGISTRY) else f" --registry {registry}"
     for claim in catalog.claims:
         record, whose = claim.record, f"of {claim.provider.plugin}"
         name, page = f"{record.slot}: {record.name}", f"docs/slots.md#{record.slot}-{record.name}"
