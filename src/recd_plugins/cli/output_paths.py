@@ -52,8 +52,7 @@ def check_writable(path: Location | None, option: str, suffixes: tuple[str, ...]
 
 
 def check_new_file(path: Path, option: str, *, replaces: bool) -> None:
-    """`DataError` if a file is there, unless the user said by --force that the output replaces
-    it."""
+    """`DataError` if a file is there, unless the output replaces it, as `--force` asks for."""
     if path.exists() and not replaces:
         raise DataError(f"{path}: is there already. Name another with {option}, or give --force.")
 
