@@ -34,7 +34,7 @@ from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTraine
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
-from recd_plugins.cli.advise import _steps_to_loss
+from recd_plugins.cli.loss_curve import steps_to_loss
 from recd_plugins.cli.main import app
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import silent
@@ -564,13 +564,13 @@ def test_a_curve_of_other_ranks_goes_by_the_samples_of_a_step(
     sides = {"without cache": [{"batch_size": size, "steps": steps} for size, steps in rows]}
     curve = tmp_path / "curve.json"
     curve.write_text(json.dumps({"loss": 0.5, "window": 256, "ranks": 2, "sides": sides}))
-    assert _steps_to_loss(curve, 2) == {64: 100, 96: 80}
+    assert steps_to_loss(curve, 2) == {64: 100, 96: 80}
     assert not capsys.readouterr().err
-    assert _steps_to_loss(curve, 4) == {32: 100, 48: 80}
+    assert steps_to_loss(curve, 4) == {32: 100, 48: 80}
     assert "is of 2 ranks; by it 4 ranks may have 32, 48 each." in capsys.readouterr().err
-    assert _steps_to_loss(curve, 128) == {1: 100}
+    assert steps_to_loss(curve, 128) == {1: 100}
     with pytest.raises(DataError, match=r"5 ranks can share .* none .*train\.ranks=5"):
-        _steps_to_loss(curve, 5)
+        steps_to_loss(curve, 5)
 
 
 @pytest.mark.parametrize(
@@ -596,13 +596,13 @@ def test_a_curve_that_is_none_says_what_it_is(text: str, says: str, tmp_path: Pa
     curve = tmp_path / "curve.json"
     curve.write_text(text, errors="surrogateescape")
     with pytest.raises(DataError) as caught:
-        _steps_to_loss(curve, 1)
+        steps_to_loss(curve, 1)
     message = str(caught.value)
     assert message.startswith(f"--curve: {curve} is not what `recd tune loss --json` prints: ")
     assert says in message
     assert message.endswith("Write one: `recd tune loss --json > FILE`.")
     with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)\."):
-        _steps_to_loss(tmp_path, 1)
+        steps_to_loss(tmp_path, 1)
 
 
 def claims(**after: Mapping[str, Any]) -> list[ClaimedAddition]:
