@@ -40,7 +40,7 @@ IMPORT = """
 from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.table_files import foreign_files
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_import import TableImport
 found = survey(foreign_files([Path(source)]))
 schema = parse(ForeignSchema, json.loads(sys.argv[3]), "schema")

@@ -27,8 +27,8 @@ from drawn_table import Drawn, drawn
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.asked_types import types_asked
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.asked_types import types_asked
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
 from recd_plugins.data.table import Table

@@ -17,7 +17,7 @@ from recd_dedup.dedup.converters import Exact
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
 from recd_dedup.etl.scan import decoded_bytes, scan
 from recd_dedup.etl.spark import check_that_files_are_rows
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.kept_stripes import keeping_stripes
 from recd_plugins.data.parquet.left_out import LEFT_OUT

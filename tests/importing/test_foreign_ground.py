@@ -21,10 +21,10 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.files.found import found_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing import survey as surveys
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.data.importing.surveying import sample as samples
+from recd_plugins.data.importing.surveying import survey as surveys
 from recd_plugins.data.importing.table_files import files_of, foreign_files
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.table import Table

@@ -14,10 +14,10 @@ import pytest
 from strangers_files import PACKINGS, clicks, text, write
 
 from recd_plugins.data.importing import formats, reading, whole_lines
-from recd_plugins.data.importing import sample as samples
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.reading import Position, blocks
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying import sample as samples
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError

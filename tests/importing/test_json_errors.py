@@ -13,8 +13,8 @@ from strangers_files import text
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying import sample as samples
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.table import Table
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from strangers_files import write
 
-from recd_plugins.data.importing.proposal import Proposal, propose
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.proposing.proposal import Proposal, propose
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 
 ROWS = 400

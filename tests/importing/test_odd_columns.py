@@ -15,7 +15,7 @@ from strangers_files import text
 
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.reading import blocks
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 
 ROWS = 60

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.data.files.found import found_files
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.proposal import propose
+from recd_plugins.data.importing.proposing.proposal import propose
 from recd_plugins.data.importing.schema_file import load_schema
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import files_of, foreign_files
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError

@@ -20,10 +20,10 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing import sample as samples
-from recd_plugins.data.importing.proposal import Proposal, propose
+from recd_plugins.data.importing.proposing.proposal import Proposal, propose
 from recd_plugins.data.importing.schema_file import parsed
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying import sample as samples
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
 from recd_plugins.data.importing.text_lists import split_texts

@@ -26,7 +26,7 @@ from recd_plugins.data.importing import parting, reading, table_import, whole_li
 from recd_plugins.data.importing.negatives import Catalogue, Negatives, with_negatives
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.splits import Quantile, SplitBy
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import Imported, TableImport
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recd_plugins.data.importing.whole_numbers import NumberKind, kind_of
+from recd_plugins.data.importing.proposing.whole_numbers import NumberKind, kind_of
 
 DRAW = np.random.default_rng(0)
 ROWS = 2_000

@@ -12,7 +12,7 @@ from full_disk import files_of_at_most
 import recd_plugins as rp
 from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
 from recd_plugins.data.rewrite import RewriteConfig, rewrite

@@ -15,7 +15,7 @@ from filelock import FileLock
 import recd_plugins as rp
 from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
 from recd_plugins.data.rewrite import RewriteConfig, rewrite

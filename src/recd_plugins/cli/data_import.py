@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
     from recd_plugins.data.importing.negatives import Negatives
     from recd_plugins.data.importing.splits import SplitBy
-    from recd_plugins.data.importing.survey import Survey
+    from recd_plugins.data.importing.surveying.survey import Survey
     from recd_plugins.data.importing.table_import import Imported
 
 __all__ = ["import_"]
@@ -135,12 +135,12 @@ def import_(
     how values become ids, for more files and for serving.
     """
     with reported(debug):
-        from recd_plugins.data.importing.asked_types import types_asked
         from recd_plugins.data.importing.negatives import Negatives
-        from recd_plugins.data.importing.proposal import propose
+        from recd_plugins.data.importing.proposing.proposal import propose
         from recd_plugins.data.importing.schema_file import parsed
         from recd_plugins.data.importing.splits import SplitBy
-        from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.surveying.asked_types import types_asked
+        from recd_plugins.data.importing.surveying.survey import survey
         from recd_plugins.data.importing.table_files import foreign_files
         from recd_plugins.data.importing.table_import import TableImport
 

@@ -56,8 +56,8 @@ def schema(
     is read where it is, to `recd init --schema` or to `dataset.schema` of a registry.
     """
     with reported(debug):
-        from recd_plugins.data.importing.proposal import propose
-        from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.proposing.proposal import propose
+        from recd_plugins.data.importing.surveying.survey import survey
         from recd_plugins.data.importing.table_files import foreign_files
 
         check_writable(out, "--out", YAML)

@@ -155,8 +155,8 @@ def _suggested(path: Location) -> ForeignSchema:
     from recd_plugins.config import parse
     from recd_plugins.data.files.found import found_files
     from recd_plugins.data.foreign import ForeignSchema
-    from recd_plugins.data.importing.proposal import propose
-    from recd_plugins.data.importing.survey import survey
+    from recd_plugins.data.importing.proposing.proposal import propose
+    from recd_plugins.data.importing.surveying.survey import survey
     from recd_plugins.data.importing.table_files import formats_of
     from recd_plugins.data.schema import Fill, Label
     from recd_plugins.errors import DataError

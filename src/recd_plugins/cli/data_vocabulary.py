@@ -94,7 +94,7 @@ def vocabulary(
         _check_holds_nothing_else(save)
 
         from recd_plugins.data.importing.schema_file import load_schema_and_form
-        from recd_plugins.data.importing.survey import survey
+        from recd_plugins.data.importing.surveying.survey import survey
         from recd_plugins.data.importing.table_files import foreign_files
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.alike_files import check_files_alike, of_one_format, types_in
-from recd_plugins.data.importing.asked_types import types_asked
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.row_check import RowCheck
-from recd_plugins.data.importing.survey import survey
+from recd_plugins.data.importing.surveying.asked_types import types_asked
+from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import absent_errors, formats_of
 from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.importing.text_form import TextForm

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from recd_plugins.config import Config, Range
 from recd_plugins.data.conform.hashing import hash_integers
-from recd_plugins.data.importing.leaks import describes
+from recd_plugins.data.importing.proposing.leaks import describes
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, RegistryError, nearest
 

@@ -106,8 +106,10 @@ def blocks(
         file = files[index]
         position = start if index == start.file else Position(file=index)
         _check_there(file, columns, absent)
-        read = _parquet_blocks if file.format == "parquet" else _line_blocks
-        yield from read(file, position, before, columns)
+        if file.format == "parquet":
+            yield from _parquet_blocks(file, position, before, columns)
+        else:
+            yield from _line_blocks(file, position, before)
         before += file.size
 
 
@@ -152,9 +154,7 @@ def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[s
             )
 
 
-def _line_blocks(
-    file: ForeignFile, start: Position, before: int, columns: Sequence[str]
-) -> Iterator[Block]:
+def _line_blocks(file: ForeignFile, start: Position, before: int) -> Iterator[Block]:
     for lines, at, row, read in cut_lines(file, start.at, start.row):
         yield Block(
             file=file,

@@ -9,7 +9,7 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, wider
 from recd_plugins.data.importing.reading import Block, mapped
-from recd_plugins.data.importing.survey import Survey
+from recd_plugins.data.importing.surveying.survey import Survey
 from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import Location

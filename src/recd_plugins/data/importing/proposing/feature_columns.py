@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import MOST_EXACT, identifies, is_list
-from recd_plugins.data.importing.column_entry import (
+from recd_plugins.data.importing.proposing.column_entry import (
     ColumnEntry,
     empty_share,
     entries_of,
     omitted,
 )
-from recd_plugins.data.importing.column_names import (
+from recd_plugins.data.importing.proposing.column_names import (
     COUNT_WORDS,
     ID_WORDS,
     TIME_WORDS,
@@ -29,14 +29,14 @@ from recd_plugins.data.importing.column_names import (
     is_split,
     words_of,
 )
-from recd_plugins.data.importing.column_survey import ColumnSurvey
-from recd_plugins.data.importing.few_types import is_text
-from recd_plugins.data.importing.filled_lists import LARGEST
-from recd_plugins.data.importing.label_columns import MOST_EVENTS, answer_in, have_labels
+from recd_plugins.data.importing.proposing.label_columns import MOST_EVENTS, answer_in, have_labels
+from recd_plugins.data.importing.proposing.time_columns import are_times, is_date, is_since
+from recd_plugins.data.importing.proposing.whole_numbers import NumberKind, kind_of
 from recd_plugins.data.importing.struct_fields import is_variant
-from recd_plugins.data.importing.survey import Survey
-from recd_plugins.data.importing.time_columns import are_times, is_date, is_since
-from recd_plugins.data.importing.whole_numbers import NumberKind, kind_of
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
+from recd_plugins.data.importing.surveying.few_types import is_text
+from recd_plugins.data.importing.surveying.filled_lists import LARGEST
+from recd_plugins.data.importing.surveying.survey import Survey
 from recd_plugins.data.schema import SparseFeature
 
 __all__ = ["feature_entry", "share_tables", "unless_weights"]

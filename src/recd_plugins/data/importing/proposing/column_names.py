@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from recd_plugins.data.importing.column_survey import ColumnSurvey
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
 
 __all__ = [
     "AFTER_FLAGS",

@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugins.data.conform.dates import date_digits
-from recd_plugins.data.importing.column_entry import ColumnEntry
-from recd_plugins.data.importing.column_names import (
+from recd_plugins.data.importing.proposing.column_entry import ColumnEntry
+from recd_plugins.data.importing.proposing.column_names import (
     ID_WORDS,
     TIME_WORDS,
     is_called,
     is_duration,
     words_of,
 )
-from recd_plugins.data.importing.column_survey import ColumnSurvey
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
 
 __all__ = ["are_times", "is_date", "is_since", "time_among", "time_entry"]
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list
-from recd_plugins.data.importing.column_entry import ColumnEntry, entries_of, omitted
-from recd_plugins.data.importing.column_names import (
+from recd_plugins.data.importing.proposing.column_entry import ColumnEntry, entries_of, omitted
+from recd_plugins.data.importing.proposing.column_names import (
     AFTER_FLAGS,
     BEFORE_WORDS,
     ID_WORDS,
@@ -20,9 +20,9 @@ from recd_plugins.data.importing.column_names import (
     is_duration,
     words_of,
 )
-from recd_plugins.data.importing.column_survey import ColumnSurvey
-from recd_plugins.data.importing.label_columns import answer_in
-from recd_plugins.data.importing.survey import Survey
+from recd_plugins.data.importing.proposing.label_columns import answer_in
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
+from recd_plugins.data.importing.surveying.survey import Survey
 
 __all__ = ["describes", "unless_leak"]
 

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.values import MOST_EXACT, are_texts, is_list
 from recd_plugins.data.foreign import TextDates
-from recd_plugins.data.importing.few_types import is_number, of_few_types
-from recd_plugins.data.importing.filled_lists import filling
 from recd_plugins.data.importing.struct_fields import is_pair, undressed
+from recd_plugins.data.importing.surveying.few_types import is_number, of_few_types
+from recd_plugins.data.importing.surveying.filled_lists import filling
 
 __all__ = ["ColumnSurvey", "Seems", "column_survey"]
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
-from recd_plugins.data.importing.few_types import is_number, of_few_types
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short, num_bytes
-from recd_plugins.data.importing.json_sample import JsonKeys, json_sample
 from recd_plugins.data.importing.reading import blocks, damaged_group, opened_parquet
 from recd_plugins.data.importing.struct_fields import of_fields
+from recd_plugins.data.importing.surveying.few_types import is_number, of_few_types
+from recd_plugins.data.importing.surveying.json_sample import JsonKeys, json_sample
 from recd_plugins.data.importing.text_rows import text_rows
 from recd_plugins.data.importing.whole_lines import Lines, cut_lines, first_lines
 from recd_plugins.errors import DataError
@@ -94,7 +94,8 @@ def sample(files: Sequence[ForeignFile], wanted: Collection[str], *, alone: bool
     doubts = []
     keys = JsonKeys()
     for file in chosen:
-        found, total = (_parquet_sample if file.format == "parquet" else _line_sample)(file, keys)
+        is_parquet = file.format == "parquet"
+        found, total = _parquet_sample(file) if is_parquet else _line_sample(file, keys)
         for name, value in file.partitions.items():
             if name in found.column_names:  # a key of JSON that comes late
                 found = found.drop_columns([name])
@@ -102,7 +103,7 @@ def sample(files: Sequence[ForeignFile], wanted: Collection[str], *, alone: bool
         parts.append(_SampledRows(file, found))
         rows += total
         sampled += found.num_rows
-        exact = exact and (file.format == "parquet" or found.num_rows == total)
+        exact = exact and (is_parquet or found.num_rows == total)
         if file.compression and found.num_rows < total:
             doubts.append(
                 f"{file.path.name} is compressed: its first {found.num_rows:,} rows alone were "
@@ -199,7 +200,7 @@ def _line(content: bytes, found: re.Match[bytes]) -> bytes:
     return content[content.rfind(b"\n", 0, found.start()) + 1 : end if end >= 0 else None]
 
 
-def _parquet_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
+def _parquet_sample(file: ForeignFile) -> tuple[pa.Table, float]:
     with input_file(file.path) as source, opened_parquet(source, file) as opened:
         parts = []
         spots = _spread(opened.num_row_groups, SPOTS)

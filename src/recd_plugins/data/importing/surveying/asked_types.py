@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.foreign import ForeignSchema, TextDates
-from recd_plugins.data.importing.column_survey import ColumnSurvey
 from recd_plugins.data.importing.column_types import ColumnTypes, with_ids
-from recd_plugins.data.importing.sampled_types import id_type
-from recd_plugins.data.importing.survey import NUMBER, Survey
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
+from recd_plugins.data.importing.surveying.sampled_types import id_type
+from recd_plugins.data.importing.surveying.survey import NUMBER, Survey
 from recd_plugins.data.importing.text_form import MORE_NULLS
 from recd_plugins.data.schema import Fill
 

@@ -10,31 +10,35 @@ from typing import Any
 import yaml
 
 from recd_plugins.config.yaml_text import to_yaml
-from recd_plugins.data.importing.column_entry import (
+from recd_plugins.data.importing.proposing.column_entry import (
     ColumnEntry,
     Part,
     empty_share,
     entries_of,
     omitted,
 )
-from recd_plugins.data.importing.column_names import SESSION_WORDS, WEIGHT_WORDS, is_called
-from recd_plugins.data.importing.column_survey import ColumnSurvey
-from recd_plugins.data.importing.feature_columns import (
+from recd_plugins.data.importing.proposing.column_names import (
+    SESSION_WORDS,
+    WEIGHT_WORDS,
+    is_called,
+)
+from recd_plugins.data.importing.proposing.feature_columns import (
     feature_entry,
     share_tables,
     unless_weights,
 )
-from recd_plugins.data.importing.label_columns import (
+from recd_plugins.data.importing.proposing.label_columns import (
     is_sole,
     label_entry,
     labels_among,
     unless_grades,
     without_label,
 )
-from recd_plugins.data.importing.leaks import unless_leak
+from recd_plugins.data.importing.proposing.leaks import unless_leak
+from recd_plugins.data.importing.proposing.time_columns import time_among, time_entry
 from recd_plugins.data.importing.schema_file import options_of_form
-from recd_plugins.data.importing.survey import Survey
-from recd_plugins.data.importing.time_columns import time_among, time_entry
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
+from recd_plugins.data.importing.surveying.survey import Survey
 from recd_plugins.errors import so_many
 
 __all__ = ["Proposal", "propose"]

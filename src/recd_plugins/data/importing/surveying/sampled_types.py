@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.values import is_list
 from recd_plugins.data.importing.column_types import ColumnTypes, with_ids
 from recd_plugins.data.importing.foreign_file import ForeignFile
-from recd_plugins.data.importing.sample import Sample
 from recd_plugins.data.importing.struct_fields import is_pair
+from recd_plugins.data.importing.surveying.sample import Sample
 from recd_plugins.data.importing.text_form import MORE_NULLS, TextForm
 from recd_plugins.data.importing.text_lists import BRACKETED, less_texts, split_texts
 from recd_plugins.data.importing.text_rows import GROUPED, TIME_FORMS, without_commas

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugins.data.importing.column_entry import ColumnEntry, omitted
-from recd_plugins.data.importing.column_names import (
+from recd_plugins.data.importing.proposing.column_entry import ColumnEntry, omitted
+from recd_plugins.data.importing.proposing.column_names import (
     EVENT_WORDS,
     EVENTS,
     GRADE_WORDS,
@@ -23,8 +23,8 @@ from recd_plugins.data.importing.column_names import (
     is_called,
     is_split,
 )
-from recd_plugins.data.importing.column_survey import ColumnSurvey
-from recd_plugins.data.importing.time_columns import are_times
+from recd_plugins.data.importing.proposing.time_columns import are_times
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
 
 __all__ = [
     "MOST_EVENTS",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from recd_plugins.data.importing.column_survey import ColumnSurvey
+from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
 
 __all__ = ["ColumnEntry", "Part", "empty_share", "entries_of", "omitted"]
 
