@@ -32,6 +32,11 @@ from recd_plugins.data.importing.import_folder import (
     Segment,
     write_whole_json,
 )
+from recd_plugins.data.importing.import_notes import (
+    notes_of_dots,
+    notes_of_same_names,
+    notes_of_share,
+)
 from recd_plugins.data.importing.made_vocabularies import MadeVocabularies
 from recd_plugins.data.importing.negatives import (
     Catalogue,
@@ -254,10 +259,11 @@ class TableImport:
         for split in self._splits:
             if not rows[split]:
                 raise self._no_rows(split, dropped)
-        self._note_share(rows)
+        if self._split is not None:
+            self._notes += notes_of_share(self._split, self._asked, rows)
         self._notes += notes_of_unknown(self._asked, self._schema, done, self._splits)
-        self._note_dots()
-        self._note_same_names()
+        self._notes += notes_of_dots(self._schema)
+        self._notes += notes_of_same_names(self._asked, self._files)
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
@@ -267,38 +273,6 @@ class TableImport:
             dropped=dropped,
             resumed=resumed,
             notes=tuple(self._notes),
-        )
-
-    def _note_share(self, rows: Mapping[str, int]) -> None:
-        """Note it if the share of test rows is far from the share that was asked for."""
-        if self._split is None:
-            return
-        share, asked = rows["test"] / sum(rows.values()), self._split.share
-        if abs(share - asked) > max(0.03, 0.2 * asked):
-            name = self._split.column or self._asked.timestamp
-            self._notes.append(
-                f"{share:.1%} of the rows are for testing, not {asked:.1%}: {name} has few values, "
-                "or many rows share one, and rows of one value stay together"
-            )
-
-    def _note_dots(self) -> None:
-        """Note tables whose names no PyTorch module can have, before a model is made of them."""
-        self._notes.extend(
-            f"table {name!r} has a dot in its name, which PyTorch does not allow in names of "
-            f"modules: write `table: {name.replace('.', '_')}` for its features in the schema and "
-            "import again, or no model of `recd train` takes it"
-            for name in self._schema.conformed.table_sizes()
-            if "." in name
-        )
-
-    def _note_same_names(self) -> None:
-        """Note columns of the schema whose name several columns of a file have."""
-        places = {name: file.path for file in reversed(self._files) for name in file.renamed}
-        self._notes.extend(
-            f"{places[name]}: several columns are called {name!r}; the first was read, and the "
-            f"schema may name the next {name}_2"
-            for name in self._asked.columns
-            if name in places
         )
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:

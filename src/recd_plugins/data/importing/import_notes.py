@@ -1,0 +1,44 @@
+"""What the notes of an import say of its rows, tables and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.foreign_file import ForeignFile
+from recd_plugins.data.importing.splits import SplitBy
+
+__all__ = ["notes_of_dots", "notes_of_same_names", "notes_of_share"]
+
+
+def notes_of_share(split: SplitBy, asked: ForeignSchema, rows: Mapping[str, int]) -> Iterator[str]:
+    """A note if the share of test rows is far from the share that was asked for."""
+    share = rows["test"] / sum(rows.values())
+    if abs(share - split.share) > max(0.03, 0.2 * split.share):
+        name = split.column or asked.timestamp
+        yield (
+            f"{share:.1%} of the rows are for testing, not {split.share:.1%}: {name} has few "
+            "values, or many rows share one, and rows of one value stay together"
+        )
+
+
+def notes_of_dots(schema: ForeignSchema) -> Iterator[str]:
+    """A note for each table whose name no PyTorch module can have, before a model is made of it."""
+    for name in schema.conformed.table_sizes():
+        if "." in name:
+            yield (
+                f"table {name!r} has a dot in its name, which PyTorch does not allow in names of "
+                f"modules: write `table: {name.replace('.', '_')}` for its features in the schema "
+                "and import again, or no model of `recd train` takes it"
+            )
+
+
+def notes_of_same_names(asked: ForeignSchema, files: Sequence[ForeignFile]) -> Iterator[str]:
+    """A note for each column of the schema whose name several columns of a file have."""
+    places = {name: file.path for file in reversed(files) for name in file.renamed}
+    for name in asked.columns:
+        if name in places:
+            yield (
+                f"{places[name]}: several columns are called {name!r}; the first was read, and the "
+                f"schema may name the next {name}_2"
+            )
