@@ -171,7 +171,7 @@ def asking(worker: Worker, tables: Path, **options: Any) -> Iterator[ServiceLoad
     loader = loader_of(tables, when_none_answers="fail", patience=120)
     loader._options = replace(loader._options, **options)
     fleet = Fleet(NO_CREDENTIALS, 1)
-    fleet.now({0: worker.address})
+    fleet.set_workers({0: worker.address})
     loader.fleet = lambda: fleet
     try:
         yield loader
@@ -424,13 +424,13 @@ def test_a_worker_at_the_address_of_one_that_is_gone_is_asked(tables: Path) -> N
     proxy = Proxy(worker.address)
     with asking(worker, tables, hedge=600.0, deadline=600.0) as loader:
         fleet, found = loader.fleet(), list[Batch]()
-        fleet.now({0: proxy.address})
+        fleet.set_workers({0: proxy.address})
         taking = Thread(target=lambda: found.extend(loader), daemon=True)
         taking.start()
         until(lambda: len(asked) == LANES)
         proxy.cut(0.0)
-        fleet.now({})
-        fleet.now({0: proxy.address})
+        fleet.set_workers({})
+        fleet.set_workers({0: proxy.address})
         answers.set()
         taking.join(240.0)
         proxy.close()

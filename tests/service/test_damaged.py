@@ -104,7 +104,7 @@ def test_a_stripe_is_not_left_out_on_the_word_of_one_worker_while_another_is_awa
     loader, fleet = stack.loader(0, 1), Fleet(NO_CREDENTIALS, 2)
     loader.fleet = lambda: fleet
     workers = [Worker(stack.delivery(), WorkerOptions())]
-    fleet.now({0: workers[0].address})
+    fleet.set_workers({0: workers[0].address})
     found: list[Batch] = []
     taking = Thread(target=lambda: found.extend(loader), daemon=True)
     taking.start()
@@ -112,7 +112,7 @@ def test_a_stripe_is_not_left_out_on_the_word_of_one_worker_while_another_is_awa
     whole = shutil.copy(tables / "train" / file.name, file.with_suffix(".whole"))
     whole.replace(file)
     workers.append(Worker(stack.delivery(), WorkerOptions()))
-    fleet.now({seat: worker.address for seat, worker in enumerate(workers)})
+    fleet.set_workers({seat: worker.address for seat, worker in enumerate(workers)})
     taking.join(240.0)
     fleet.close()
     for worker in workers:

@@ -77,7 +77,7 @@ def watch_members(
                 pause = _pause(answer)
                 there, left_out = _callable(answer.get("workers"), credentials)
                 if there:
-                    fleet.now(there)
+                    fleet.set_workers(there)
                 nobody = f"the coordinator at {coordinator} knows no worker"
                 fleet.unknown = "" if there else left_out or nobody
                 if left_out not in ("", reported):

@@ -121,8 +121,8 @@ class Fleet:
         each = (f"{one.address}: {one.trouble}" for one in self.remotes() if one.trouble)
         return self.unknown or next(each, "")
 
-    def now(self, addresses: Mapping[int, str]) -> None:
-        """Set which workers are there now, by seat."""
+    def set_workers(self, addresses: Mapping[int, str]) -> None:
+        """Note which workers are there from now on, by seat."""
         with self._lock:
             for seat in [*self._remotes.keys() - addresses.keys()]:
                 self._drop(seat)

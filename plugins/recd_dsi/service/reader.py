@@ -315,7 +315,7 @@ def _started(config: ServiceReaderConfig, delivery: Delivery, credentials: Crede
         shared_bytes=config.shared_memory_mib * MIB,
         credentials=credentials,
     )
-    given = (delivery, options, config.workers, fleet.now)
+    given = (delivery, options, config.workers, fleet.set_workers)
     backend: Backend
     if config.backend == "ray":
         backend = RayBackend(*given, address=config.ray_address)
