@@ -13,13 +13,13 @@ from forked import run_module
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.planning import measured_topology
+from recd_plugins.planning import measured_topology, measured_work
 from recd_plugins.planning.measured_topology import (
-    Timer,
     fit_link,
     least_device_memory,
     measure_topology,
 )
+from recd_plugins.planning.timer import Timer
 from recd_plugins.planning.topology import GB, Link, Topology, load_topology
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
@@ -57,8 +57,8 @@ def measured(topology: Topology) -> Topology:
     device = torch.device("cpu")
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(measured_topology, "BETWEEN", 1 << 10)  # a rank's own work, at any length
-        patches.setattr(measured_topology, "LOOKUPS", 1 << 13)
-        patches.setattr(measured_topology, "MARKED", 1 << 14)
+        patches.setattr(measured_work, "LOOKUPS", 1 << 13)
+        patches.setattr(measured_work, "MARKED", 1 << 14)
         # Of four rounds the slowest does not count: in it the machine may have done something else.
         return measure_topology(group, device, topology=topology, largest=1 << 20, rounds=4)
 

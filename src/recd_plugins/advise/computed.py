@@ -29,9 +29,9 @@ from recd_plugins.embedding.timing import (
 )
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.launch.machine_cores import machine_cores
-from recd_plugins.planning.measured_topology import Timer
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
+from recd_plugins.planning.timer import Timer
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.stack import Stack
 

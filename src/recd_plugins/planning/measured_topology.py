@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,12 +20,13 @@ from recd_plugins.compat.pytorch import (
     own_group,
     reduce_scatter_single,
 )
-from recd_plugins.compat.rows_kernel import rows_kernel
 from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.planning.measured_disk import mapped_row_ns
+from recd_plugins.planning.measured_work import crowded, float32_zeros, gathering, own_work
+from recd_plugins.planning.timer import IN_A_ROW, Timer, middle
 from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
 
-__all__ = ["ROUNDS", "Timer", "fit_link", "least_device_memory", "measure_topology"]
+__all__ = ["ROUNDS", "fit_link", "least_device_memory", "measure_topology"]
 
 Exchange = Callable[..., Any]
 """torch.distributed's `all_to_all_single`, or one like it."""
@@ -41,9 +39,6 @@ GROWTH = 4
 """How many times as large each payload is as the one before."""
 ROUNDS = 12
 """Runs, of which the middle half counts."""
-IN_A_ROW = 16
-"""Calls of a run with the smallest payload, or of a rank's own work: ranks leave a barrier one
-after the other, which would count as time of a single call."""
 OF_A_STEP = 2
 """Calls of a run with a larger payload, as a step has: rows one way, and their gradients. Of the
 first call ranks leave at different times, and to the second they come so."""
@@ -126,7 +121,7 @@ def measure_topology(
     if device.type == "cuda":
         found["device_memory_gb"] = least_device_memory(timer)
     if world > 1:
-        found["crowded"] = _crowded(timer)
+        found["crowded"] = crowded(timer)
     found |= _links(found, world, w)
     stated = {name: value for name, value in vars(known).items() if value is not None}
     return Topology(**{**stated, **found, "device": device.type, "ranks_per_node": w})
@@ -179,7 +174,7 @@ def _measured(
     """The link by calls that ranks come to from `work` of their own."""
     seconds, payload = {}, SMALL
     while True:
-        buffer = _zeros(payload // 4 // peers.size() * peers.size(), timer.device)
+        buffer = float32_zeros(payload // 4 // peers.size() * peers.size(), timer.device)
         exchange = partial(call, buffer, torch.empty_like(buffer), peers)
         took = timer.after(work, exchange, IN_A_ROW if payload == SMALL else OF_A_STEP)
         seconds[buffer.nbytes] = took
@@ -221,7 +216,7 @@ def _beside(
 
     world, working = timer.group, AT_LENGTH * timer.seconds(work, IN_A_ROW)
     size = min(int(working * link.gbps * GB), largest) // 4 // world.size() * world.size()
-    buffer = _zeros(max(size, world.size()), timer.device)
+    buffer = float32_zeros(max(size, world.size()), timer.device)
     other = torch.empty_like(buffer)
 
     def both() -> None:
@@ -245,7 +240,7 @@ def _link_shared(timer: Timer, exchange: Exchange, link: Link, w: int, largest: 
     node, for which the others wait; of their bytes alone. It takes all w of a node w times as long
     as one where they share its link, and as long where they share nothing."""
     world, size = timer.group, min(int(link.gbps * GB * LONG_ENOUGH), largest)
-    buffer = _zeros(max(size // 4, 1) // world.size() * world.size(), timer.device)
+    buffer = float32_zeros(max(size // 4, 1) // world.size() * world.size(), timer.device)
     other = torch.empty_like(buffer)
     mine = buffer if world.rank() % w == 0 else buffer[:0]
 
@@ -262,8 +257,8 @@ def _scattered(timer: Timer, link: Link, largest: int) -> float:
     """Time a reduce-scatter and an all-gather of a payload in turns with an all-reduce of it. They
     take no more than a whole one and the half that gathers: what is above is noise."""
     world, size = timer.group, min(int(link.gbps * GB * LONG_ENOUGH / 2), largest)
-    buffer = _zeros(max(size // 4 // world.size(), 1) * world.size(), timer.device)
-    part = _zeros(len(buffer) // world.size(), timer.device)
+    buffer = float32_zeros(max(size // 4 // world.size(), 1) * world.size(), timer.device)
+    part = float32_zeros(len(buffer) // world.size(), timer.device)
 
     def halves() -> None:
         reduce_scatter_single(part, buffer, group=world)
@@ -271,19 +266,6 @@ def _scattered(timer: Timer, link: Link, largest: int) -> float:
 
     whole, both = map(middle, timer.in_turns([partial(_all_reduce, buffer, part, world), halves]))
     return min(max(both / whole, 1.0), 1.5)
-
-
-def _crowded(timer: Timer) -> float:
-    """Time lookups that all ranks make together in turns with those of the first rank, for which
-    the others wait. Ranks that share nothing differ by noise."""
-    lookups = gathering(timer.group, timer.device, LOOKUPS)
-
-    def alone() -> None:
-        if timer.group.rank() == 0:
-            lookups()
-
-    every, one = map(middle, timer.in_turns([lookups, alone], IN_A_ROW))
-    return min(max(every / one, 1.0), float(timer.group.size()))
 
 
 def _all_to_all(exchange: Exchange, buffer: Tensor, other: Tensor, group: ProcessGroup) -> None:
@@ -313,175 +295,3 @@ def _links(found: Mapping[str, Any], world: int, w: int) -> dict[str, float]:
     if world > w:
         links["inter_node_gbps"] = found["a2a_global"].gbps * (world - w) / world
     return links
-
-
-ROW_BYTES, TABLE_ROWS, LOOKUPS = 256, 1 << 18, 1 << 16
-"""A table of 64 MB, which no processor's cache holds."""
-UPDATED = 1 << 13
-"""Rows whose gradients are applied: of fewer each takes less, for a cache holds what it takes."""
-CHUNK_PASSES = 12
-"""How often `_stepping` reads or writes its chunk."""
-MARKED = 1 << 20
-"""Rows that have marks: those of a large tier, for a step takes next to nothing for fewer."""
-OPERATIONS, OPERANDS = 40, 1 << 12
-"""Operations in a row, and the ids that each is of."""
-
-
-def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callable[[], object]:
-    """A call that reads and writes so many rows at random places.
-
-    It writes into memory that is there: new memory's first use would take several times as
-    long, or not, as the allocator pleases."""
-    table = _zeros((TABLE_ROWS, ROW_BYTES // 4), device)
-    rows = _draw(world, lookups).to(device)
-    out = _zeros((lookups, ROW_BYTES // 4), device)
-    return lambda: torch.index_select(table, 0, rows, out=out)
-
-
-def own_work(timer: Timer, before: Callable[[], object]) -> dict[str, float]:
-    """Rows gathered; a chunk of rows summed and stepped; ids made unique, each there four times;
-    gradients of distinct rows applied, as the kernel for the CPU does it whose rows are bags of
-    one; small operations, to which a rank comes from the work `before` them, as it does in a step:
-    over and over, with all that they need at hand, they would take a tenth of the time.
-
-    Marks of rows are made, packed, unpacked for each exchange, counted up and searched.
-
-    Often enough in a row that all ranks are at it together."""
-    ids = _draw(timer.group, LOOKUPS, LOOKUPS // 4).to(timer.device)
-    few = ids[:OPERANDS]
-    gathered, unique = (
-        timer.seconds(work, IN_A_ROW)
-        for work in (
-            gathering(timer.group, timer.device, LOOKUPS),
-            lambda: torch.unique(ids, return_inverse=True),
-        )
-    )
-    stepped = timer.seconds(_stepping(timer.device), IN_A_ROW)
-    small = timer.after(before, lambda: _small_operations(few), IN_A_ROW)
-    found = {
-        "gather_gbps": 2 * LOOKUPS * ROW_BYTES / gathered / GB,
-        "chunk_gbps": CHUNK_PASSES * UPDATED * ROW_BYTES / stepped / GB,
-        "unique_ns": unique / LOOKUPS * 1e9,
-        "op_us": small / OPERATIONS * 1e6,
-    }
-    if timer.device.type == "cpu":
-        found["update_ns"] = timer.seconds(_updating(timer.device)) / UPDATED * 1e9
-        found["marks_ns"] = timer.seconds(_marking(), IN_A_ROW) / MARKED * 1e9
-    return found
-
-
-def _updating(device: torch.device) -> Callable[[], object]:
-    """Rows looked up and stepped, each once. What the lookup takes of it is a tenth."""
-    kernel = rows_kernel(TABLE_ROWS, ROW_BYTES // 4, device)
-    rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:UPDATED]
-    offsets, gradients = torch.arange(UPDATED + 1), _zeros((UPDATED, ROW_BYTES // 4), device) + 1
-    return lambda: kernel(indices=rows, offsets=offsets).backward(gradients)
-
-
-def _stepping(device: torch.device) -> Callable[[], object]:
-    """A chunk of gradients added to zeros [4 passes], of which row-wise Adagrad steps rows [8]. Its
-    memory is new in each run, as in a step."""
-    gradients = _zeros((UPDATED, ROW_BYTES // 4), device) + 1
-    rows, state = torch.zeros_like(gradients), _zeros((UPDATED, 1), device)
-    places = torch.arange(UPDATED, device=device)
-
-    def step() -> None:
-        sums = torch.zeros_like(gradients).index_add_(0, places, gradients)
-        state.add_(sums.square().mean(dim=1, keepdim=True))
-        rows.sub_(sums * (0.01 / (state.sqrt() + 1e-8)))
-
-    return step
-
-
-def _marking() -> Callable[[], object]:
-    """The marks of rows that have replicas, of which a step touches every hundredth: those of this
-    rank, which are packed for the ranks of its node; theirs, those of nodes and those of all, which
-    it unpacks; the touched ones of these, and the place of each among its own."""
-    touched = torch.arange(0, MARKED, 100)
-
-    def mark() -> None:
-        mine = torch.zeros(MARKED, dtype=torch.bool)
-        mine[touched] = True
-        packed = np.packbits(mine.numpy(), bitorder="little")
-        for _ in range(3):
-            found = np.unpackbits(packed, bitorder="little")
-        torch.from_numpy(found).nonzero()
-        mine.cumsum(0, dtype=torch.int32)
-
-    return mark
-
-
-def _zeros(shape: int | tuple[int, ...], device: torch.device) -> Tensor:
-    """Of 4 bytes each, whatever a process has by default."""
-    return torch.zeros(shape, dtype=torch.float32, device=device)
-
-
-def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:
-    draw = torch.Generator().manual_seed(world.rank())
-    return torch.randint(0, num_rows, (lookups,), generator=draw)
-
-
-def _small_operations(ids: Tensor) -> None:
-    """`OPERATIONS`, of the kinds that tiers consist of."""
-    for _ in range(OPERATIONS // 4):
-        kept = ids[ids >= 0]
-        torch.cat([kept, ids]).cumsum(0)
-
-
-@dataclass(frozen=True)
-class Timer:
-    """Times calls that all ranks of a group make together."""
-
-    group: ProcessGroup
-    device: torch.device
-    rounds: int
-
-    def seconds(self, call: Callable[[], object], again: int = 1) -> float:
-        """Seconds of a call."""
-        (taken,) = self.in_turns([call], again)
-        return middle(taken)
-
-    def after(self, work: Callable[[], object], call: Callable[[], object], again: int) -> float:
-        """Seconds that a call takes when each rank comes to it from work of its own.
-
-        They are what the call adds to the work, which is timed in turns with both, for a machine's
-        pace changes; but no fewer than the call takes by itself. On a busy machine what is added
-        may be less than the noise of the work."""
-
-        def both() -> None:
-            work()
-            call()
-
-        working, alone, together = self.in_turns([work, call, both], again)
-        added = [both - work for both, work in zip(together, working, strict=True)]
-        return max(middle(added), middle(alone))
-
-    def in_turns(
-        self, calls: Sequence[Callable[[], object]], again: int = 1
-    ) -> list[tuple[float, ...]]:
-        """Seconds of each call in each round; a round before them warms up."""
-        rounds = [[self._once(call, again) for call in calls] for _ in range(self.rounds + 1)]
-        return list(zip(*rounds[1:], strict=True))
-
-    def _once(self, call: Callable[[], object], again: int) -> float:
-        """Seconds of a call in one run: its slowest rank's."""
-        dist.barrier(self.group)
-        begun = time.perf_counter()
-        for _ in range(again):
-            call()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return self.slowest((time.perf_counter() - begun) / again)
-
-    def slowest(self, took: float) -> float:
-        """What it took the rank that it took the longest."""
-        found = torch.tensor(took, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return float(found)
-
-
-def middle(taken: Sequence[float]) -> float:
-    """The mean of the middle half. Exchanges take one time or another, as peers send at once or
-    in turns, and a step has several: its time is of their mean."""
-    quarter = len(taken) // 4
-    return statistics.fmean(sorted(taken)[quarter : len(taken) - quarter])
