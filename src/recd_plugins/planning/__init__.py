@@ -11,6 +11,7 @@ these steps is `tiers.tier_planner`; how many rows each tier takes, a plugin's p
                               the optimizer of each table, the codecs           sharders, codecs
     registry.yaml             a Topology, and the Cluster that it makes         topology
                               the constraints of each table                     constraints
+    the trainer's own         its constraints of tables                         given_constraints
     TorchRec's own plan       TorchRecPlanner proposes it                       torchrec_planner
                                 beside what a trainer would have without us     beside_plain
                               PlannedShards: which rank has what of a table     planned_shards

@@ -19,13 +19,8 @@ from recd_plugins.planning.beside_plain import (
     BesidePlain,
     sharding_types,
 )
-from recd_plugins.planning.constraints import (
-    TableConstraint,
-    carry_given,
-    check_offered,
-    parameter_constraints,
-    with_given,
-)
+from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
+from recd_plugins.planning.given_constraints import carry_given, check_offered, with_given
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
 from recd_plugins.planning.machines import as_launched, finds_these_nodes
 from recd_plugins.planning.model_tables import ambiguous, model_tables

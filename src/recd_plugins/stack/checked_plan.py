@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from recd_plugins.errors import CapabilityError, check_made, listed, so_many
 from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
-from recd_plugins.planning.constraints import not_kept, tables_of
+from recd_plugins.planning.given_constraints import not_kept, tables_of
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
 from recd_plugins.planning.machines import neighbours, on_machines
 from recd_plugins.planning.memory_held import bytes_held, most_on_a_device

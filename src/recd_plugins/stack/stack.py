@@ -27,7 +27,7 @@ from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
-from recd_plugins.planning.constraints import check_known
+from recd_plugins.planning.given_constraints import check_known
 from recd_plugins.planning.planner_bases import Proposes, Retiers, Tiered
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
