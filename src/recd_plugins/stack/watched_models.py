@@ -3,18 +3,22 @@ unused then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from recd_plugins.errors import listed
-from recd_plugins.notices import Notice, Otherwise, Unused, Wrong
+from recd_plugins.notices import Notice
 from recd_plugins.planning.embedding_collections import embedding_collections
-from recd_plugins.planning.planner_bases import OrdersBatches, Retiers
+from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.choices import Registry
-from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage
-from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.stack.unused_in_training import (
+    SURELY_READS,
+    UnusedInTraining,
+    means_divided_wrongly,
+    weights_not_learnt,
+)
+from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,48 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WatchedModels"]
 
-ASKING = {
-    "log": "stack.loader",
-    "dataset": "stack.loader",
-    "etl": "stack.loader",
-    "reader": "stack.loader",
-    "preprocess": "stack.loader, nor stack.convert",
-    "pooling": "stack.model",
-    "model": "stack.model",
-    "optimizer": "stack.optimizer",
-    "callbacks": "stack.callbacks",
-}
-"""What a trainer calls for what a slot builds."""
-
-OF_RECD_TRAIN = (
-    "steps",
-    "optimizer.dense",
-    "optimizer.dense_lr",
-    "optimizer.dense_options",
-    "log_every",
-    "eval_every",
-    "eval_batches",
-    "retier_batches",
-    "profile_steps",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "on_damaged",
-    "on_full",
-    "elastic",
-    "run",
-    "hang_after",
-    "threads",
-)
-"""The options of `train` by which `recd train` goes and no part of a stack: another trainer has to
-read them."""
-
 SURELY_TRAINS = 3
 """Forwards with gradients after which a model surely trains: one may only try it, or initialise
 lazy modules."""
-
-SURELY_READS = 100
-"""Forwards with gradients after which a trainer with a loader surely reads it: it may warm up on
-batches that it draws."""
 
 
 class WatchedModels:
@@ -162,9 +127,11 @@ class _Watch:
     ) -> None:
         """`watched` are the models that were planned themselves."""
         self._registry, self._usage, self._watched = registry, usage, watched
-        self._planned, self._plan = ref(model), plan
+        self._planned = ref(model)
         self._planner, self._planning, self._unique = planner, planning, unique
-        self._tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
+        self._unused = UnusedInTraining(
+            registry, usage, plan=plan, planner=planner, planning=planning
+        )
         self._looked = False
         self._unsharded = 0
         """The forwards of the unsharded model that may have trained it."""
@@ -220,15 +187,15 @@ class _Watch:
 
         converted = holds_unique(given)
         unconverted = bool(self._unique) and not converted
-        self._usage.found(_divided_wrongly(module))
+        self._usage.found(means_divided_wrongly(module))
         self._watch_weights(module)
-        self._usage.found(self._idle(module, unconverted=unconverted))
-        if _of_recd_train(self._registry) or self._usage.callbacks_are_gone:
-            self._look_in_step(SURELY_TRAINS, module, self._left_alone)
+        self._usage.found(self._unused.as_training_begins(module, unconverted=unconverted))
+        if self._unused.of_recd_train or self._usage.callbacks_are_gone:
+            self._look_in_step(SURELY_TRAINS, module, self._unused.left_alone)
         if self._usage.loaders_are_unread:
-            self._look_in_step(SURELY_READS, module, self._unread)
+            self._look_in_step(SURELY_READS, module, self._unused.unread)
         if self._usage.uncalled_callbacks:
-            self._look_in_step(SURELY_READS, module, self._uncalled)
+            self._look_in_step(SURELY_READS, module, self._unused.uncalled)
         if self._unique and converted:
             done: RemovableHandle
             done = module.register_forward_hook(lambda *_: self._after(module, done))
@@ -266,7 +233,7 @@ class _Watch:
                 kjt = given.plain if isinstance(given, SparseFeatures) else given
                 weights = kjt.weights_or_none() if isinstance(kjt, KeyedJaggedTensor) else None
                 if weights is not None and weights.requires_grad:
-                    self._usage.found([_not_learnt(kjt.keys())])
+                    self._usage.found([weights_not_learnt(kjt.keys())])
 
         for part in model.modules():
             places = getattr(part, "module_sharding_plan", None) or {}
@@ -291,49 +258,6 @@ class _Watch:
 
         counting: RemovableHandle = model.register_forward_pre_hook(_Hook(trains))
 
-    def _left_alone(self) -> Iterator[Notice]:
-        """Notices of what `train` says for `recd train` alone, if the trainer reads nothing of it:
-        it may do so only at the end of each step; and of callbacks that it does not keep."""
-        if self._usage.callbacks_are_gone:
-            for callback in self._registry.chosen("callbacks"):
-                yield _unused(
-                    callback,
-                    "this trainer calls stack.callbacks, and keeps none of what it returns, so "
-                    "that nothing can call it",
-                    "Keep them, and call their methods at each step, or take `callbacks` out of "
-                    "registry.yaml.",
-                )
-        options = _of_recd_train(self._registry)
-        if options and not self._usage.asks_for("train"):
-            yield Unused(
-                what=f"train: {', '.join(options)}",
-                why="it is for `recd train`, and this trainer reads nothing of it",
-                cure="Have the trainer go by `stack.registry.train`, or write in it what is "
-                "meant and take it out here.",
-            )
-
-    def _unread(self) -> Iterator[Notice]:
-        """A notice of a loader of which no batch was taken."""
-        if self._usage.loaders_are_unread:
-            yield _unused(
-                self._registry.one("dataset"),
-                "this trainer calls stack.loader, and has taken no batch of what it returns in "
-                f"{SURELY_READS} steps",
-                "Train on the batches of that loader, or take `dataset` out of registry.yaml and "
-                "write `stack.plan(model, batches=loader)` of the loader that is trained on.",
-            )
-
-    def _uncalled(self) -> Iterator[Notice]:
-        """Notices of callbacks that the trainer keeps and does not call."""
-        choices = self._registry.chosen("callbacks")
-        for number, methods in self._usage.uncalled_callbacks.items():
-            yield _unused(
-                choices[number],
-                f"this trainer calls stack.callbacks, and has called none of its methods "
-                f"({', '.join(methods)}) in {SURELY_READS} steps",
-                "Call them as `recd train` does, or take it out of registry.yaml.",
-            )
-
     def _watch_order(self, model: nn.Module, planner: OrdersBatches) -> RemovableHandle:
         """Count the batches that the model is trained on, until the planner knows whether the model
         sees its order."""
@@ -351,111 +275,6 @@ class _Watch:
 
         counting = model.register_forward_hook(_Hook(trains))
         return counting
-
-    def _idle(self, model: nn.Module, *, unconverted: bool) -> Iterator[Notice]:
-        """Notices of what a trainer leaves unused whose model is about to train."""
-        yield from self._shards_otherwise(model)
-        if isinstance(self._planner, OrdersBatches) and not self._usage.asks_for("order"):
-            yield from self._planner.unordered()
-        if unconverted and not self._usage.asks_for("dedup"):
-            yield _unused(
-                self._registry.one("dedup"),
-                "the model's batches are not converted: they hold no unique samples",
-                "Have `stack.convert(kjt)`, `stack.converting(collate_fn)` or "
-                "`stack.converted(loader)` convert them, or take `dedup` out.",
-            )
-        yield from self._moves_no_replicas()
-        yield from self._leaves_settings(model)
-        yield from self._never_calls()
-
-    def _shards_otherwise(self, model: nn.Module) -> Iterator[Notice]:
-        """A notice of planned tables that no tiers stand in front of, or that are sharded by
-        another plan."""
-        planner, planning, tier_plan = self._planner, self._planning, self._tier_plan
-        tiered = isinstance(planner, TierPlanner) and planner
-        if tiered and tier_plan is not None and (bare := tiered.without_tiers(tier_plan)):
-            every = len(bare) == len(tier_plan.tables)
-            of_some = f"no tiers are in front of {listed(bare, kind='table')}"
-            left = "no table has its tiers" if every else of_some
-            yield _unused(
-                planning,
-                f"the model was sharded without its sharders, or by another plan, so that {left}",
-                "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
-                "before stack.plan is given another model.",
-            )
-        elif planning.record.slot in self._registry.source.values and (
-            others := _sharded_otherwise(model, self._plan)
-        ):
-            yield _unused(
-                planning,
-                f"the model was sharded by another plan, which has {listed(others)}",
-                "Hand DistributedModelParallel what stack.plan returned: `plan=plan`.",
-            )
-
-    def _moves_no_replicas(self) -> Iterator[Notice]:
-        """A notice where the registry, or a planner that begins without replicas, has them moved,
-        and this trainer moves none."""
-        if self._usage.asks_for("retier_every"):
-            return
-        if self._registry.train.retier_every:
-            yield Unused(
-                what="train: retier_every",
-                why="it is for `recd train`, and this trainer does not move replicas",
-                cure="Call `stack.retiering_planner().retier(batches, group)` on every rank "
-                "between two steps, or take it out.",
-            )
-        elif isinstance(self._planner, Retiers) and self._planner.begins_empty:
-            yield _unused(
-                self._planning,
-                "no row has a replica before they are moved first, and nothing moves them",
-                "Set `train.retier_every` for `recd train`, call "
-                "`stack.retiering_planner().retier(batches, group)` on every rank between two "
-                "steps, or count batches before training (`profile_batches`).",
-            )
-
-    def _leaves_settings(self, model: nn.Module) -> Iterator[Notice]:
-        """Notices of settings of `train` that this trainer does not take over."""
-        from torch import nn
-
-        train = self._registry.train
-        if train.codecs.dense != "fp32" and not self._usage.asks_for("codecs.dense"):
-            yield Unused(
-                what="train: codecs.dense",
-                why="this trainer's dense gradients are reduced by a wrapper of its own",
-                cure="Pass `data_parallel_wrapper=stack.data_parallel()` to "
-                "DistributedModelParallel, or take it out.",
-            )
-        if train.sync_batch_norm and not any(
-            isinstance(part, nn.SyncBatchNorm) for part in model.modules()
-        ):
-            yield Unused(
-                what="train: sync_batch_norm",
-                why="it is for `recd train`, and this trainer's model has no synchronised module",
-                cure="Call `nn.SyncBatchNorm.convert_sync_batchnorm(model)` before stack.plan, or "
-                "take it out.",
-            )
-
-    def _never_calls(self) -> Iterator[Notice]:
-        """Notices of what registry.yaml chooses and this trainer does not ask the stack for."""
-        asks_for = self._usage.asks_for
-        for choice in self._registry.chosen("optimizer"):
-            if asks_for("optimizer") and not asks_for(OPTIMIZER_MADE):
-                yield _unused(
-                    choice,
-                    "this trainer calls stack.optimizer, and not the factory that it returns",
-                    "Write `stack.optimizer()(dense_parameters)`, or take `optimizer` out of "
-                    "registry.yaml.",
-                )
-        for slot, asking in ASKING.items():
-            # Callbacks do nothing by being there.
-            also = ", and at each step the methods of what it returns" * (slot == "callbacks")
-            for choice in self._registry.chosen(slot):
-                if not asks_for(slot) and slot in self._registry.source.values:
-                    yield _unused(
-                        choice,
-                        f"this trainer asks for none: it never calls {asking}",
-                        f"Call it{also}, or take `{slot}` out of registry.yaml.",
-                    )
 
 
 class _Hook:
@@ -484,65 +303,3 @@ def _may_train(module: nn.Module) -> bool:
 
 def _look_at_nothing(*given: object) -> None:
     """What a hook does in another process."""
-
-
-def _of_recd_train(registry: Registry) -> list[str]:
-    """The options of `train` that registry.yaml has for `recd train` alone."""
-    train, optimizer = registry.written("train"), registry.written("train", "optimizer")
-    written = {*train, *(f"optimizer.{name}" for name in optimizer)}
-    if not registry.train.retier_every:
-        written.discard("retier_batches")  # idle in `recd train`, too
-    return [name for name in OF_RECD_TRAIN if name in written]
-
-
-def _sharded_otherwise(model: nn.Module, plan: ShardingPlan) -> list[str]:
-    """The tables that are not sharded as their plan says, in words; none where any collection is:
-    a trainer may place some by itself."""
-    found = []
-    for path, module in model.named_modules():
-        if path not in plan.plan:
-            continue
-        planned: Any = plan.plan[path]
-        placed: dict[str, Any] = {}
-        for part in (module, *getattr(module, "parts", ())):
-            placed.update(getattr(part, "module_sharding_plan", None) or {})
-        others = [
-            f"table {name} {one.sharding_type} in place of {planned[name].sharding_type}"
-            for name, one in placed.items()
-            if name in planned and one.sharding_type != planned[name].sharding_type
-        ]
-        if placed and not others:
-            return []
-        found += others
-    return found
-
-
-def _divided_wrongly(model: nn.Module) -> Iterator[Notice]:
-    """A notice of means, and of sums beside them, that were sharded without `stack.sharders()`."""
-    from recd_plugins.compat.mean_division import divided_wrongly
-
-    if tables := divided_wrongly(model):
-        yield Wrong(
-            what=f"the pooling of {', '.join(tables)}",
-            why="beside a row-wise table that pools by the mean, TorchRec divides other "
-            "sums by their bags' sizes, other means twice, and some means not at all, as "
-            "it does those of grids",
-            cure="Write `DistributedModelParallel(model, plan=plan, "
-            "sharders=stack.sharders())`, which divide means alone, or have sums and means "
-            "in collections of their own.",
-        )
-
-
-def _not_learnt(features: Sequence[str]) -> Otherwise:
-    return Otherwise(
-        what=f"the weights of the ids of {listed(features)}",
-        why="they are to be learnt, and no gradient comes back from the ranks "
-        "that have the rows, with plain TorchRec neither, unless it has the "
-        "tables data-parallel",
-        cure="Have a FeatureProcessedEmbeddingBagCollection weigh ids; or "
-        "constrain the tables, `sharding_types: [data_parallel]`.",
-    )
-
-
-def _unused(choice: Choice, why: str, cure: str) -> Unused:
-    return Unused(what=choice.what, why=why, cure=cure)
