@@ -7,26 +7,22 @@ from typing import TYPE_CHECKING
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, so_many
 from recd_plugins.planning.embedding_collections import embedding_collections
+from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.registry.choices import Registry
+from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
     from torch import nn
 
     from recd_plugins.registry.feature_steps import FeatureSteps
 
-__all__ = ["behind_collisions", "check_read", "looked_up", "too_small", "unweighed"]
-
-
-def looked_up(model: nn.Module) -> set[str]:
-    """The features of all tables of a model."""
-    from recd_plugins.planning.model_tables import model_tables
-
-    return {name for table in model_tables(model).values() for name in table.features}
+__all__ = ["behind_collisions", "check_read", "compare_features", "too_small"]
 
 
 def check_read(model: nn.Module, steps: FeatureSteps) -> None:
     """`CapabilityError` where a model looks up what is not read, since it is not the registry's
     model."""
-    asked = set() if steps.columns is None else looked_up(model)
+    asked = set() if steps.columns is None else _looked_up(model)
     lacking = asked & {*steps.schema_from_whole.sparse_names} - {*steps.schema.sparse_names}
     if lacking:
         names = ", ".join(sorted(lacking))
@@ -37,11 +33,25 @@ def check_read(model: nn.Module, steps: FeatureSteps) -> None:
         )
 
 
+def compare_features(
+    model: nn.Module, registry: Registry, steps: FeatureSteps, usage: Usage, *, own: bool
+) -> None:
+    """Give notices of features that are read and that the model does not look up, and of
+    transforms that give weights to ids where it takes none. `own`: whether the plan is made of
+    what the trainer brought."""
+    names = _looked_up(model)
+    can_leave_out = registry.has_dataset and hasattr(registry.one("dataset").config, "without")
+    knows = steps.says_what_it_takes and steps.columns is not None
+    if can_leave_out and not knows and usage.asks_for("model"):
+        usage.unneeded(steps.unneeded(names))
+    bare = _unweighed(model)
+    for choice, weighed in steps.weighing(names, own=own or not registry.has_dataset):
+        usage.unweighed(choice, [name for name in weighed if name in bare])
+
+
 def too_small(model: nn.Module, schema: Schema) -> list[str]:
     """The tables that have fewer rows than one of their features has ids, in words; without those
     behind a managed collision, which gives each id a row."""
-    from recd_plugins.planning.model_tables import model_tables
-
     num_ids = {one.name: one.num_ids for one in schema.sparse}
     collided = behind_collisions(model)
     return [
@@ -55,8 +65,6 @@ def too_small(model: nn.Module, schema: Schema) -> list[str]:
 
 def behind_collisions(model: nn.Module) -> list[str]:
     """The tables behind a managed collision."""
-    from recd_plugins.planning.model_tables import model_tables
-
     maps = [path for path, one in model.named_modules() if "ManagedCollision" in type(one).__name__]
     return [
         table.name
@@ -65,7 +73,7 @@ def behind_collisions(model: nn.Module) -> list[str]:
     ]
 
 
-def unweighed(model: nn.Module) -> set[str]:
+def _unweighed(model: nn.Module) -> set[str]:
     """The features that only bags without weights of ids look up."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -74,3 +82,8 @@ def unweighed(model: nn.Module) -> set[str]:
         bare = isinstance(module, EmbeddingBagCollection) and not module.is_weighted()
         found[bare].update(name for config in configs for name in config.feature_names)
     return found[True] - found[False]
+
+
+def _looked_up(model: nn.Module) -> set[str]:
+    """The features of all tables of a model."""
+    return {name for table in model_tables(model).values() for name in table.features}

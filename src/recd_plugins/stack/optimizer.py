@@ -3,10 +3,13 @@ parameters that it was given."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from recd_plugins.errors import check_made
+from recd_plugins.errors import RegistryError, check_made
 from recd_plugins.registry.choice import Choice
+from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.contexts import Contexts
 from recd_plugins.slots import OptimizerFactory
 from recd_plugins.slots.built import check_steps
 from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage
@@ -15,10 +18,29 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["checked_factory"]
+__all__ = ["chosen_factory"]
 
 
-def checked_factory(choice: Choice, factory: OptimizerFactory, usage: Usage) -> OptimizerFactory:
+def chosen_factory(
+    registry: Registry, contexts: Callable[[], Contexts], usage: Usage
+) -> OptimizerFactory | None:
+    """The factory that the slot chose; None where `train.optimizer` chooses the dense optimizer."""
+    usage.asked("optimizer")
+    choices = registry.chosen("optimizer")
+    if not choices:
+        return None
+    written = registry.written("train", "optimizer")
+    if twice := [name for name in written if name.startswith("dense")]:
+        raise RegistryError(
+            f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both choose the "
+            "dense optimizer. Keep one of them."
+        )
+    (choice,) = choices
+    factory: OptimizerFactory = choice.build(contexts().of("optimizer"))
+    return _checked(choice, factory, usage)
+
+
+def _checked(choice: Choice, factory: OptimizerFactory, usage: Usage) -> OptimizerFactory:
     """The factory, which raises `PluginError` where it makes no optimizer of the parameters; a
     notice names those that it leaves out."""
 

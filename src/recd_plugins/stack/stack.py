@@ -28,7 +28,7 @@ from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.given_constraints import check_known
-from recd_plugins.planning.planner_bases import Proposes, Retiers, Tiered
+from recd_plugins.planning.planner_bases import Proposes, Retiers
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
@@ -52,9 +52,10 @@ from recd_plugins.stack.arguments import (
 from recd_plugins.stack.batch_order import BatchOrder
 from recd_plugins.stack.checked_plan import check_is_plan, compare_with_trainer
 from recd_plugins.stack.group_planning import GroupPlanning, TrainersOwn
+from recd_plugins.stack.handed_sharders import HandedSharders
 from recd_plugins.stack.loaders import Loaders
-from recd_plugins.stack.looked_up import looked_up, unweighed
-from recd_plugins.stack.optimizer import checked_factory
+from recd_plugins.stack.looked_up import compare_features
+from recd_plugins.stack.optimizer import chosen_factory
 from recd_plugins.stack.period_batches import PeriodBatches
 from recd_plugins.stack.planned_exchanges import PlannedExchanges
 from recd_plugins.stack.planner import RegistryPlanner
@@ -339,19 +340,7 @@ class Stack(LooksAtBatches):
 
     def optimizer(self) -> OptimizerFactory | None:
         """The factory of the dense parameters' optimizer; None where `train.optimizer` says it."""
-        self._usage.asked("optimizer")
-        choices = self._registry.chosen("optimizer")
-        if not choices:
-            return None
-        written = self._registry.written("train", "optimizer")
-        if twice := [name for name in written if name.startswith("dense")]:
-            raise RegistryError(
-                f"optimizer: the slot and train.optimizer ({', '.join(twice)}) both choose the "
-                "dense optimizer. Keep one of them."
-            )
-        (choice,) = choices
-        factory: OptimizerFactory = choice.build(self._contexts.of("optimizer"))
-        return checked_factory(choice, factory, self._usage)
+        return chosen_factory(self._registry, lambda: self._contexts, self._usage)
 
     def callbacks(self) -> list[tuple[Callback, Choice]]:
         """The callbacks of a run, each with its choice, in the order of registry.yaml."""
@@ -397,7 +386,7 @@ class Stack(LooksAtBatches):
             raise CapabilityError(
                 "topology.device: the topology has CUDA devices, but this job trains on the CPU, "
                 "where a plan for CUDA can place no table. Set topology.device=cpu, or "
-                "train.device=cuda where there are GPUs; To plan for a cluster elsewhere, use "
+                "train.device=cuda where there are GPUs. To plan for a cluster elsewhere, use "
                 "`recd plan`."
             )
 
@@ -555,7 +544,8 @@ class Stack(LooksAtBatches):
         compare_with_trainer(plan, model, planning, self._usage, own.constraints)
         self._exchanges.take(plan, model, on, planning.sharders(), group)
         self._usage.planned(planning.planner(), planning.choice, group)
-        self._compare_features(model, own=batches is not None or profile is not None)
+        brought = batches is not None or profile is not None
+        compare_features(model, self._registry, self._features, self._usage, own=brought)
         if plan.plan:  # of a model without tables the planner has said so
             unique = self._features.groups if self._adaptation.explained else ()
             self._watched.watch(model, plan, planning.planner(), planning.choice, unique)
@@ -572,19 +562,6 @@ class Stack(LooksAtBatches):
             adaptation=self._adaptation,
             made=lambda: (self._tables.made, vars(self).get("schema"), self._model()),
         )
-
-    def _compare_features(self, model: nn.Module, *, own: bool) -> None:
-        """Give notices of features that are read and that the model does not look up, and of
-        transforms that give weights to ids where it takes none. `own`: whether the plan is made of
-        what the trainer brought."""
-        names, steps, registry = looked_up(model), self._features, self._registry
-        can_leave_out = registry.has_dataset and hasattr(registry.one("dataset").config, "without")
-        knows = steps.says_what_it_takes and steps.columns is not None
-        if can_leave_out and not knows and self._usage.asks_for("model"):
-            self._usage.unneeded(steps.unneeded(names))
-        bare = unweighed(model)
-        for choice, weighed in steps.weighing(names, own=own or not registry.has_dataset):
-            self._usage.unweighed(choice, [name for name in weighed if name in bare])
 
     def _train_on(self, group: ProcessGroup | None) -> None:
         """From now on these ranks agree on things; by default all of the job."""
@@ -663,51 +640,19 @@ class Stack(LooksAtBatches):
         """
         if mine is not None:
             self._planning.take_sharders(check_sharders(mine, "stack.sharders"))
-        sharders = self._planning.sharders_of_plan()
-        self._check_ready_to_shard()
-        if self._features.groups:
-            sharders = self._adaptation.with_dedup(sharders)
-        if self._registry.train.bags_of_one and self.device == "cpu":
-            from recd_plugins.embedding.bags_of_one import with_bags_of_one
+        return self._handed_sharders.of_plan(self.device)
 
-            sharders = with_bags_of_one(sharders, self._exchanges.rows)
-        return self._fitted(sharders)
-
-    def _check_ready_to_shard(self) -> None:
-        """Give notices where there is no plan, where the model that was planned is gone, and where
-        it takes no unique samples."""
-        planner, choice = self._planning.planner(), self._planning.choice
-        named = isinstance(planner, Tiered) or choice.record.slot in self._registry.source.values
-        if named and not self._planning.planned:
-            self._usage.unused(
-                choice,
-                "stack.sharders() was asked before there is a plan",
-                "Call `plan = stack.plan(model, ...)` first.",
-            )
-        if self._planning.model_is_gone:
-            self._usage.planned_a_copy()
-        if self._features.groups and not self._adaptation.explained:
-            self._usage.unused(
-                self._registry.one("dedup"),
-                "the model is not adapted, so it takes no unique samples",
-                "Write `model = stack.adapt(model)` before stack.plan, or take `dedup` out.",
-            )
-
-    def _fitted(self, sharders: list[ModuleSharder[nn.Module]]) -> list[ModuleSharder[nn.Module]]:
-        """The sharders, wrapped where TorchRec's modules would be wrong for the model, and where
-        one takes the model's own place, which is watched."""
-        from recd_plugins.embedding.means import with_means
-        from recd_plugins.embedding.own_features import with_own_features
-
-        model = self._planning.model
-        if self._planning.model_is_gone:
-            return with_means(with_own_features(sharders), None)
-        if model is None:
-            model = self._features.model  # one that the trainer plans itself
-        if model is None:
-            return sharders
-        sharders = with_means(with_own_features(sharders), model)
-        return self._watched.watched_sharders(model, sharders)
+    @cached_property
+    def _handed_sharders(self) -> HandedSharders:
+        return HandedSharders(
+            self._registry,
+            self._planning,
+            self._features,
+            self._usage,
+            adaptation=self._adaptation,
+            exchanges=self._exchanges,
+            watched=self._watched,
+        )
 
     def data_parallel(self, **options: Any) -> DataParallelWrapper:
         """The `data_parallel_wrapper` of DistributedModelParallel: its dense gradients travel in
