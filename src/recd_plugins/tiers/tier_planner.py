@@ -12,6 +12,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -262,7 +263,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             device=topology.device or self.context.device,
             chosen=self.chooses_homes,
         )
-        reason, plan = self._proposed(model, topology, world_size, homes)
+        asked = _Asked(model=model, topology=topology, world_size=world_size, homes=homes)
+        reason, plan = self._proposed(asked)
         self.mapped = homes.mapped
         if self.tier_plan is not None:
             self.tier_plan = dataclasses.replace(self.tier_plan, mapped=self.mapped)
@@ -296,43 +298,39 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         }
         self._has_planned = True
 
-    def _proposed(
-        self, model: nn.Module, topology: Topology, world_size: int, homes: Homes
-    ) -> tuple[str, ShardingPlan]:
+    def _proposed(self, asked: _Asked) -> tuple[str, ShardingPlan]:
         """The plan, and why it is what it is, in words."""
         if self.plan_path is not None:
-            return self._around_saved(self.plan_path, model, topology, world_size, homes)
-        if unused := self._nothing_to_plan(model):
+            return self._around_saved(self.plan_path, asked)
+        if unused := self._nothing_to_plan(asked.model):
             self._notices = [unused]
             reason = f"{self.name}: {unused.why}, so every table is left to TorchRec's planner. "
-            return reason + unused.cure, self._plan_of_others(homes, world_size)
-        reason, own = self._by_policy(model, topology, world_size, homes)
+            return reason + unused.cure, self._plan_of_others(asked)
+        reason, own = self._by_policy(asked)
         if not self._held:
             return reason, own
-        return self._beside_or_own(reason, own, world_size, homes)
+        return self._beside_or_own(reason, own, asked)
 
-    def _around_saved(
-        self, path: Path, model: nn.Module, topology: Topology, world_size: int, homes: Homes
-    ) -> tuple[str, ShardingPlan]:
+    def _around_saved(self, path: Path, asked: _Asked) -> tuple[str, ShardingPlan]:
         """The plan around a saved tier plan, and what that says, in words."""
-        reason = self._from_file(path, Cluster.of(topology, world_size), homes)
+        reason = self._from_file(path, asked)
         self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
-        plan = self._plan_of_others(homes, world_size)
+        plan = self._plan_of_others(asked)
         if self.tier_plan is not None:
-            rows = self._kernel_rows(model, world_size, homes.mapped)
+            rows = self._kernel_rows(asked)
             rows.check_saved(self.tier_plan, plan, f"{self.options_in}.plan: {path}")
         return reason, plan
 
-    def _from_file(self, path: Path, cluster: Cluster, homes: Homes) -> str:
+    def _from_file(self, path: Path, asked: _Asked) -> str:
         """Take the plan of a file, which must be for these tables and ranks; what it says, in
         words."""
         num_rows = {name: table.num_rows for name, table in self.found.items()}
         plan, where = TierPlan.load(path), f"{self.options_in}.plan: {path}"
         if not self.homes_by_table:
             plan = dataclasses.replace(plan, mapped=())
-        plan.check_fits(num_rows, cluster, where=where)
+        plan.check_fits(num_rows, asked.cluster, where=where)
         if plan.mapped:
-            homes.take(plan.mapped, where)
+            asked.homes.take(plan.mapped, where)
         self.tier_plan = plan if plan.tables else None
         return f"tier plan: as in {path}; {plan.in_words()}"
 
@@ -348,17 +346,15 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return self._left.all_left()
         return self._left.constrained(chosen) if chosen else self.no_tables(every)
 
-    def _by_policy(
-        self, model: nn.Module, topology: Topology, world_size: int, homes: Homes
-    ) -> tuple[str, ShardingPlan]:
+    def _by_policy(self, asked: _Asked) -> tuple[str, ShardingPlan]:
         """Why the tier plan of the policy is what it is, in words; and the plan of the planner
         behind, were there no tiers."""
-        own = homes.own_plan(self.others)
+        own = asked.homes.own_plan(self.others)
         self._profiles.begin()
-        if homes.lacking is None:  # else another plan is made, by the room that there is
+        if asked.homes.lacking is None:  # else another plan is made, by the room that there is
             self._leave_data_parallel(own)
         if self.found:
-            reason, own = self._make_tier_plan(model, topology, world_size, own, homes)
+            reason, own = self._make_tier_plan(asked, own)
         else:
             self._notices = [self._left.all_data_parallel()]
             reason = str(self._notices[0])
@@ -372,14 +368,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._left.add(dense, f"{OWN} plan has it data-parallel")
         self._find_no_more(dense)
 
-    def _make_tier_plan(
-        self,
-        model: nn.Module,
-        topology: Topology,
-        world_size: int,
-        own: ShardingPlan,
-        homes: Homes,
-    ) -> tuple[str, ShardingPlan]:
+    def _make_tier_plan(self, asked: _Asked, own: ShardingPlan) -> tuple[str, ShardingPlan]:
         """Profile, have sizes chosen, and make the tier plan of them; why, in words.
 
         `own` is the plan of the planner behind, were there no tiers. It comes back, with tables in
@@ -388,7 +377,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         profile = self.profile = self.profiled()
         if strange := self._profiles.strange:
             self._notices.append(self._left.counted_otherwise(strange))
-        if all_left := self._leave_by_lookups(model, homes):
+        homes = asked.homes
+        if all_left := self._leave_by_lookups(asked.model, homes):
             return all_left, own
         if homes.lacking is not None:
             self._behind, own = homes.leave_memory(
@@ -403,8 +393,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             name: table.with_rows(profile[name], shards.get(name), mapped=name in homes.mapped)
             for name, table in self.found.items()
         }
-        chosen = self._choice(model, tables, topology, world_size, own, homes)
-        return self._take_choice(chosen, tables, Cluster.of(topology, world_size), homes), own
+        chosen = self._choice(asked, tables, own)
+        return self._take_choice(asked, chosen, tables), own
 
     def _leave_by_lookups(self, model: nn.Module, homes: Homes) -> str:
         """Leave the tables that the counted batches look up in ways that replicas do not take; the
@@ -441,28 +431,18 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.found = {name: one for name, one in self.found.items() if name not in tables}
 
     def _choice(
-        self,
-        model: nn.Module,
-        tables: Mapping[str, SequenceTable],
-        topology: Topology,
-        world_size: int,
-        own: ShardingPlan,
-        homes: Homes,
+        self, asked: _Asked, tables: Mapping[str, SequenceTable], own: ShardingPlan
     ) -> ChosenSizes:
         """The policy's choice, checked, without tables whose kernels would lack rows on a rank."""
         with self._naming_whose():
-            chosen = self.choose(model, tables, topology, world_size)
+            chosen = self.choose(asked.model, tables, asked.topology, asked.world_size)
         check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
-        rows = self._kernel_rows(model, world_size, homes.mapped)
+        rows = self._kernel_rows(asked)
         chosen = rows.choice_with_rows(chosen, tables, self.found, self._left)
         return rows.beside(own, chosen, tables, self._left, self.options_in)
 
     def _take_choice(
-        self,
-        chosen: ChosenSizes,
-        tables: Mapping[str, SequenceTable],
-        cluster: Cluster,
-        homes: Homes,
+        self, asked: _Asked, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
     ) -> str:
         """Make the tier plan of the choice, unless TorchRec's own plan is faster by the prices and
         nobody forces this one; why, in words."""
@@ -480,29 +460,25 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             if not chosen.forced:
                 self.report = None
                 return reason
-        self._take_sizes(chosen, tables, cluster, homes)
+        self._take_sizes(asked, chosen, tables)
         return reason
 
     def _take_sizes(
-        self,
-        chosen: ChosenSizes,
-        tables: Mapping[str, SequenceTable],
-        cluster: Cluster,
-        homes: Homes,
+        self, asked: _Asked, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
     ) -> None:
         """Make the tier plan of the chosen sizes, and a notice where no table has any."""
         sizes = chosen.planned
         self._held, self._forced = tuple(sizes), chosen.forced
         tiered = {name: size for name, size in sizes.items() if size != TableSizes()}
         with self._naming_whose():
-            found = tier_plan(tables, tiered, cluster, self.hottest_rows) if tiered else None
+            found = tier_plan(tables, tiered, asked.cluster, self.hottest_rows) if tiered else None
         self.tier_plan = found
-        if not tiered and not self._notices and not homes.mapped:
+        if not tiered and not self._notices and not asked.homes.mapped:
             self._notices.append(
                 self._left.all_left()
                 if self._left.reported.issuperset(self.found)
                 else self._left.none_pays(
-                    self.found, cluster.world_size, row_wise=bool(sizes), over=chosen.report.over
+                    self.found, asked.world_size, row_wise=bool(sizes), over=chosen.report.over
                 )
             )
 
@@ -515,34 +491,32 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             raise DataError(f"{self.slot}: {self.name}: {error}") from error
 
     def _beside_or_own(
-        self, reason: str, own: ShardingPlan, world_size: int, homes: Homes
+        self, reason: str, own: ShardingPlan, asked: _Asked
     ) -> tuple[str, ShardingPlan]:
         """The plan beside the tier plan; or the planner's `own` one, and a notice, where a step is
         slower with tiers and nobody forced them, or where they leave no room."""
-        mapped = homes.mapped
-        others, plan, slower = self._beside_tiers(homes, world_size)
+        mapped = asked.homes.mapped
+        others, plan, slower = self._beside_tiers(asked)
         if plan is not None and (self._forced or not slower):
             self._behind = others
             return reason, plan
-        homes.mapped = mapped
+        asked.homes.mapped = mapped
         self._leave_all()
         out = in_backticks(self.asked_by)
         cure = f"stack.explain() has the prices; take {out} out where that is right."
         self._notices.append(Unused(what=f"{self.slot}: {self.name}", why=slower, cure=cure))
         return f"{reason}\n{slower}", own
 
-    def _plan_of_others(self, homes: Homes, world_size: int) -> ShardingPlan:
+    def _plan_of_others(self, asked: _Asked) -> ShardingPlan:
         """The plan of the planner behind, beside tables that it must have row-wise."""
-        self._behind, plan, _ = self._beside_tiers(homes, world_size)
+        self._behind, plan, _ = self._beside_tiers(asked)
         assert plan is not None  # only a planner that chose sizes goes without one
         return plan
 
-    def _beside_tiers(
-        self, homes: Homes, world_size: int
-    ) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
+    def _beside_tiers(self, asked: _Asked) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
         """The planner behind, which has the tables with sizes row-wise; its plan, if it finds one;
         and what to say if a step is slower by it, or if replicas leave no room for any plan."""
-        others = self._others_planner()
+        others, homes = self._others_planner(), asked.homes
         try:
             others, plan = homes.plan_beside(others, self._replica_bytes, self.fused)
         except RecdError as error:
@@ -555,7 +529,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         if homes.lacking is not None:
             # Tables whose rows travel may be in a module of their own, and look up there.
             held = dict.fromkeys(self._held, TableSizes())
-            empty = without_rows(held, self.found, world_size, homes.mapped, self.fused)
+            empty = without_rows(held, self.found, asked.world_size, homes.mapped, self.fused)
             if empty := empty or homes.empty_somewhere(plan, self.fused):
                 names = listed(empty, kind="table")
                 why = f"row-wise, {names} in memory would have no row on some rank"
@@ -588,13 +562,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Leave every table to the planner behind."""
         self.tier_plan, self._held = None, ()
 
-    def _kernel_rows(
-        self, model: nn.Module, world_size: int, mapped: Collection[str]
-    ) -> KernelRows:
+    def _kernel_rows(self, asked: _Asked) -> KernelRows:
         """What checks that kernels have rows on all ranks; tables in files are those for which
         memory has no room."""
-        files = self.found if self.all_mapped else mapped
-        return KernelRows(model=model, world_size=world_size, files=files, fused=self.fused)
+        files = self.found if self.all_mapped else asked.homes.mapped
+        return KernelRows(
+            model=asked.model, world_size=asked.world_size, files=files, fused=self.fused
+        )
 
     def explain(self) -> str:
         return "\n".join([*self._left.in_words(), self.explanation])
@@ -693,6 +667,21 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.tier_plan = plan
         self._cluster.retier(plan)
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What a plan is asked for."""
+
+    model: nn.Module
+    topology: Topology
+    world_size: int
+    homes: Homes
+    """The homes of the model's tables, as the plan comes to have them."""
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster.of(self.topology, self.world_size)
 
 
 def _only_rows_differ(one: TierPlan, other: TierPlan) -> bool:
