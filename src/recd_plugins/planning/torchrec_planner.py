@@ -76,6 +76,8 @@ class _Ranks:
     """With nodes, if need be the launcher's."""
     world_size: int
     device: Literal["cpu", "cuda"]
+    on: Any
+    """The same as TorchRec's own `Topology`."""
     sharders: Sequence[ModuleSharder[nn.Module]]
     """The trainer's own."""
 
@@ -184,9 +186,12 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         topology = as_launched(topology, world_size)
         device = topology.device or self._device
         ranks = _Ranks(
-            topology=topology, world_size=world_size, device=device, sharders=self.sharders()
+            topology=topology,
+            world_size=world_size,
+            device=device,
+            on=torchrec_topology(topology, world_size, device),
+            sharders=self.sharders(),
         )
-        on = torchrec_topology(topology, world_size, device)
         offered = self._row_wise.keys() & offers_row_wise(model, ranks.sharders, device)
         held = {name: self._row_wise[name] for name in sorted(offered)}
         others = self._row_wise.keys() - offered
@@ -203,24 +208,33 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             held,
             sorted(others),
             sorted(self._in_files),
-            *(on, topology, device, world_size, self._batch_size),
+            *(ranks.on, topology, device, world_size, self._batch_size),
             sorted(constraints.items()),
             *seen,
         )
         # A search takes seconds for a hundred tables.
         plan, self._explanation = remembered(
-            repr(asked), lambda: self._planned(model, ranks, on, constraints, others)
+            repr(asked), lambda: self._planned(model, ranks, constraints, others)
         )
         kinds, named = sharding_types(plan), frozenset(fused.keys() - set(unnamed))
         self._beside = BesidePlain(
             where=self._where,
             batch_size=self._batch_size,
             kinds=kinds,
-            plain=self._plain_kinds(model, ranks, on, fused, kinds, named, seen),
+            plain=self._plain_kinds(model, ranks, fused, kinds, named, seen),
             named=named,
             small=self._small,
         )
         return copied(plan)
+
+    def explain(self) -> str:
+        return self._explanation
+
+    def notices(self) -> Sequence[Notice]:
+        """Notices of options that do nothing here, and of tables that plain TorchRec would train
+        otherwise."""
+        beside = [] if self._beside is None else self._beside.notices()
+        return [*beside, *self._idle_here()]
 
     def _constraints_beside(
         self,
@@ -308,20 +322,19 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self,
         model: nn.Module,
         ranks: _Ranks,
-        on: Any,
         constraints: Mapping[str, ParameterConstraints],
         others: set[str],
     ) -> tuple[ShardingPlan, str]:
-        """The best plan `on` TorchRec's topology, and why it is what it is. `others` are row-wise
-        in it, though TorchRec offers no such plan of them. Without need no table is row-wise whose
-        kernel would have no row on some rank, which TorchRec does not ask."""
-        found, avoided = self._best(model, ranks, on, constraints, others), list[str]()
+        """The best plan, and why it is what it is. `others` are row-wise in it, though TorchRec
+        offers no such plan of them. Without need no table is row-wise whose kernel would have no
+        row on some rank, which TorchRec does not ask."""
+        found, avoided = self._best(model, ranks, constraints, others), list[str]()
         while lacking := self._lacking(found[0], model, ranks, constraints, others):
             constraints = dict(constraints) | {
                 name: _not_row_wise(constraints[name]) for name in lacking
             }
             try:
-                found = self._best(model, ranks, on, constraints, others)
+                found = self._best(model, ranks, constraints, others)
             except RecdError:  # no plan does without: who checks this one names the tables
                 break
             avoided += lacking
@@ -356,14 +369,13 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self,
         model: nn.Module,
         ranks: _Ranks,
-        on: Any,
         constraints: Mapping[str, ParameterConstraints],
         others: set[str],
     ) -> tuple[ShardingPlan, str]:
         """The best plan by these constraints, with `others` row-wise, and why it is what it is."""
         from recd_plugins.planning.torchrec_search import make_row_wise
 
-        plan, best = self._searched(model, ranks, on, constraints)
+        plan, best = self._searched(model, ranks, constraints)
         if not others:
             return plan, best.text()
         make_row_wise(
@@ -382,52 +394,27 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self,
         model: nn.Module,
         ranks: _Ranks,
-        on: Any,
         constraints: Mapping[str, ParameterConstraints],
         batch_size: int | None = None,
     ) -> tuple[ShardingPlan, BestOptions]:
         """The best plan of TorchRec's planner, and the options that it is of."""
-        from torchrec.distributed.planner import EmbeddingShardingPlanner
-        from torchrec.distributed.planner.perf_models import NoopPerfModel
-        from torchrec.distributed.planner.storage_reservations import (
-            HeuristicalStorageReservation,
-        )
         from torchrec.distributed.planner.types import PlannerError
 
-        from recd_plugins.planning.torchrec_proposals import Proposals
-        from recd_plugins.planning.torchrec_search import (
-            BestOptions,
-            OrderedEnumerator,
-            for_adapted,
-            quiet_planner,
-        )
+        from recd_plugins.planning.torchrec_search import best_plan
 
-        batch_size = batch_size or self._batch_size
-        proposals = Proposals(ranks.world_size, self._config.search)
-        best = BestOptions(proposals)
-        with quiet_planner():
-            planner = EmbeddingShardingPlanner(
-                topology=on,
-                batch_size=batch_size,
-                enumerator=OrderedEnumerator(
-                    topology=on,
-                    batch_size=batch_size,
-                    constraints=constraints,
-                    in_files=self._in_files,
-                ),
-                proposer=proposals.proposers(),
-                # By its rating, a rank's time, proposals are left out.
-                performance_model=NoopPerfModel(topology=on),
-                storage_reservation=HeuristicalStorageReservation(percentage=self._config.reserve),
-                constraints=dict(constraints),
-                stats=[best],
-                debug=False,
+        try:
+            return best_plan(
+                model,
+                ranks.sharders,
+                ranks.on,
+                constraints,
+                batch_size=batch_size or self._batch_size,
+                search=self._config.search,
+                reserve=self._config.reserve,
+                in_files=self._in_files,
             )
-            try:
-                plan: ShardingPlan = planner.plan(model, for_adapted(model, ranks.sharders))
-            except PlannerError as error:
-                raise self._refused(error, on, model) from error
-        return plan, best
+        except PlannerError as error:
+            raise self._refused(error, ranks.on, model) from error
 
     def _refused(self, error: PlannerError, on: Any, model: nn.Module) -> RecdError:
         """Why there is no plan, in the registry's words."""
@@ -463,7 +450,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         self,
         model: nn.Module,
         ranks: _Ranks,
-        on: Any,
         fused: Mapping[str, Mapping[str, Any]],
         kinds: Mapping[str, str],
         named: frozenset[str],
@@ -484,7 +470,8 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         )
         plainly = as_launched(plainly, ranks.world_size)
         by_default = torchrec_topology(plainly, ranks.world_size, ranks.device)
-        asked = named if repr(by_default) == repr(on) else frozenset(fused)
+        as_plain = dataclasses.replace(ranks, on=by_default)
+        asked = named if repr(by_default) == repr(ranks.on) else frozenset(fused)
         # The planner that has them row-wise says why; replicas send no ids, either.
         asked -= named & self._row_wise.keys()
         if not asked:
@@ -510,7 +497,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
 
             def kinds_of_best() -> Mapping[str, str]:
                 try:
-                    return sharding_types(self._searched(here, ranks, by_default, free, size)[0])
+                    return sharding_types(self._searched(here, as_plain, free, size)[0])
                 except RecdError:  # copies on all ranks may take more memory than there is
                     return {}
 
@@ -520,15 +507,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             return {name: kind for name, kind in found.items() if name in undecided}
 
         return plain
-
-    def explain(self) -> str:
-        return self._explanation
-
-    def notices(self) -> Sequence[Notice]:
-        """Notices of options that do nothing here, and of tables that plain TorchRec would train
-        otherwise."""
-        beside = [] if self._beside is None else self._beside.notices()
-        return [*beside, *self._idle_here()]
 
     def _idle_here(self) -> Iterator[Notice]:
         """Notices of options that are for memory of an accelerator, where tables train on a CPU."""

@@ -1,4 +1,4 @@
-"""TorchRec's planner, used so that the plan is a function of its arguments, with the reasons.
+"""The search of TorchRec's planner, whose plan is a function of its arguments, with the reasons.
 
 Options come in one order, named tables are held row-wise, and the options of the plan are kept.
 This module imports TorchRec's planner, which takes seconds: import it where a plan is made.
@@ -11,16 +11,19 @@ import dataclasses
 import logging
 import math
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
     EmbeddingStorageEstimator,
 )
+from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ShardingType
 
@@ -29,27 +32,107 @@ from recd_plugins.errors import so_many
 from recd_plugins.planning.replica_factor import state_bytes
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.topology import GB, Topology
+from recd_plugins.planning.torchrec_proposals import Proposals
 
 if TYPE_CHECKING:
     from torch import nn
+    from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
-
-    from recd_plugins.planning.torchrec_proposals import Proposals
 
 __all__ = [
     "BestOptions",
     "OrderedEnumerator",
+    "best_plan",
     "copied",
-    "for_adapted",
     "make_row_wise",
     "offers_row_wise",
-    "quiet_planner",
     "torchrec_topology",
 ]
 
 KINDS = [kind.value for kind in ShardingType]
 NAMES = ("name", "feature_names", "dependency")
 """The attributes of a sharding option in which tables that are alike differ."""
+
+
+def best_plan(
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    on: Any,
+    constraints: Mapping[str, ParameterConstraints],
+    *,
+    batch_size: int,
+    search: Literal["torchrec", "greedy"],
+    reserve: float,
+    in_files: Collection[str],
+) -> tuple[ShardingPlan, BestOptions]:
+    """The best plan of TorchRec's planner `on` its topology, and the options that it is of;
+    TorchRec's `PlannerError` where there is none.
+
+    Of an accelerator's memory the share `reserve` stays free; tables `in_files` take no memory.
+    """
+    proposals = Proposals(on.world_size, search)
+    best = BestOptions(proposals)
+    with _quiet_planner():
+        planner = EmbeddingShardingPlanner(
+            topology=on,
+            batch_size=batch_size,
+            enumerator=OrderedEnumerator(
+                topology=on,
+                batch_size=batch_size,
+                constraints=constraints,
+                in_files=in_files,
+            ),
+            proposer=proposals.proposers(),
+            # By its rating, a rank's time, proposals are left out.
+            performance_model=NoopPerfModel(topology=on),
+            storage_reservation=HeuristicalStorageReservation(percentage=reserve),
+            constraints=dict(constraints),
+            stats=[best],
+            debug=False,
+        )
+        plan: ShardingPlan = planner.plan(model, _for_adapted(model, sharders))
+    return plan, best
+
+
+class BestOptions:
+    """A TorchRec `Stats`: keeps the options that the planner found best, to say why."""
+
+    def __init__(self, proposals: Proposals) -> None:
+        self._best: list[ShardingOption] = []
+        self._proposals = proposals
+
+    def log(self, *, best_plan: list[ShardingOption], **_: Any) -> None:
+        self._best = best_plan
+
+    def text(self) -> str:
+        """A line per table; times are TorchRec's estimates for the slowest shard, per step.
+
+        Its total leaves the ids' exchange out, which is added here: all-to-alls are a part of it.
+        """
+        rows = [("table", "rows x dim", "sharding", "kernel", "ranks", "ms", "of them all-to-all")]
+        for option in sorted(self._best, key=lambda option: option.name):
+            perfs = [shard.perf for shard in option.shards if shard.perf is not None]
+            slowest = max(perfs, key=lambda perf: perf.total)
+            exchange = slowest.fwd_comms + slowest.bwd_comms + slowest.input_dist_comms
+            rows.append(
+                (
+                    option.name,
+                    f"{option.tensor.shape[0]:,} x {option.tensor.shape[1]}",
+                    option.sharding_type,
+                    option.compute_kernel,
+                    ",".join(map(str, sorted({shard.rank for shard in option.shards}))),
+                    f"{slowest.total + slowest.input_dist_comms:.3f}",
+                    f"{exchange:.3f}",
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        count, placed = len(self._proposals.compared), len(self._proposals.placed)
+        head = f"plan: cheapest of {so_many(count, 'proposal')} by TorchRec's performance model"
+        if placed < count:
+            were = "was" if placed == 1 else "were"
+            head += f"; {placed:,} {were} placed on ranks, the others are no faster anywhere"
+        return "\n".join([head, *lines])
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
@@ -202,6 +285,7 @@ def copied(plan: ShardingPlan) -> ShardingPlan:
 
 
 def torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
+    """TorchRec's own `Topology` of these ranks."""
     from torchrec.distributed.planner import types
 
     memory = {"hbm_cap": topology.device_memory_gb, "ddr_cap": topology.host_memory_gb}
@@ -223,7 +307,7 @@ def torchrec_topology(topology: Topology, world_size: int, device: str) -> Any:
     )
 
 
-def for_adapted(
+def _for_adapted(
     model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> list[ModuleSharder[nn.Module]]:
     """The sharders, and copies to plan by for the model's adapted collections.
@@ -243,49 +327,8 @@ def for_adapted(
     return found
 
 
-class BestOptions:
-    """A TorchRec `Stats`: keeps the options that the planner found best, to say why."""
-
-    def __init__(self, proposals: Proposals) -> None:
-        self._best: list[ShardingOption] = []
-        self._proposals = proposals
-
-    def log(self, *, best_plan: list[ShardingOption], **_: Any) -> None:
-        self._best = best_plan
-
-    def text(self) -> str:
-        """A line per table; times are TorchRec's estimates for the slowest shard, per step.
-
-        Its total leaves the ids' exchange out, which is added here: all-to-alls are a part of it.
-        """
-        rows = [("table", "rows x dim", "sharding", "kernel", "ranks", "ms", "of them all-to-all")]
-        for option in sorted(self._best, key=lambda option: option.name):
-            perfs = [shard.perf for shard in option.shards if shard.perf is not None]
-            slowest = max(perfs, key=lambda perf: perf.total)
-            exchange = slowest.fwd_comms + slowest.bwd_comms + slowest.input_dist_comms
-            rows.append(
-                (
-                    option.name,
-                    f"{option.tensor.shape[0]:,} x {option.tensor.shape[1]}",
-                    option.sharding_type,
-                    option.compute_kernel,
-                    ",".join(map(str, sorted({shard.rank for shard in option.shards}))),
-                    f"{slowest.total + slowest.input_dist_comms:.3f}",
-                    f"{exchange:.3f}",
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        count, placed = len(self._proposals.compared), len(self._proposals.placed)
-        head = f"plan: cheapest of {so_many(count, 'proposal')} by TorchRec's performance model"
-        if placed < count:
-            were = "was" if placed == 1 else "were"
-            head += f"; {placed:,} {were} placed on ranks, the others are no faster anywhere"
-        return "\n".join([head, *lines])
-
-
 @contextmanager
-def quiet_planner() -> Iterator[None]:
+def _quiet_planner() -> Iterator[None]:
     """Hide the warnings that TorchRec gives at every plan, and for each data-parallel table by the
     root logger: they ask nothing of a user."""
     logger = logging.getLogger("torchrec.distributed.planner")
