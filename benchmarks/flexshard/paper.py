@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.flexshard.coverage_curve import through_points
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import PAPER_K, priced
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
-from recd_plugins.planning.topology import PRESETS, Cluster
+from recd_plugins.planning.topology import PRESETS
 
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benchmarks.flexshard.workload import TABLE, Workload
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.planning.topology import Cluster
 
 __all__ = ["COALESCED", "ROW_WISE", "Side", "tables"]
 

@@ -8,11 +8,12 @@ from functools import partial
 
 from benchmarks.scale.modelled import ModelledJob
 from recd_flexshard.policy.goals import choose
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
-from recd_plugins.planning.topology import GB, Cluster
+from recd_plugins.planning.topology import GB
 
 __all__ = ["PLANS", "TOGETHER", "at_batch", "modelled_step", "modelled_steps", "step_of"]
 

@@ -12,10 +12,11 @@ from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
 from recd_flexshard.policy.optimum import Optimum
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.table_sizes import MergedRows, SequenceTable
-from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.planning.topology import Topology
 
 TABLES = {
     "hot": SequenceTable(name="hot", rows=RowDistribution.of([2], [0.5]), dim=16),

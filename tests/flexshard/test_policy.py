@@ -19,11 +19,12 @@ from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.table_sizes import Coalesce, MergedRows, SequenceTable, TableSizes
-from recd_plugins.planning.topology import Cluster, Link, Topology
+from recd_plugins.planning.topology import Link, Topology
 
 LINKS = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
 SLOW = dataclasses.replace(

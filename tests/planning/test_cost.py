@@ -14,6 +14,7 @@ from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import PAPER_K, Cost, Prices, priced
 from recd_plugins.planning.ledger import FURTHER, Ledger
 from recd_plugins.planning.milliseconds import (
@@ -30,7 +31,7 @@ from recd_plugins.planning.replica_factor import (
     state_bytes,
 )
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
-from recd_plugins.planning.topology import GB, Cluster, Link, Topology
+from recd_plugins.planning.topology import GB, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 
 N, W = 2, 4

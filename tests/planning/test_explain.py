@@ -10,11 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from recd_plugins.planning.access.parametric import uniform, zipf
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain.plan_report import Frontier, PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
-from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.planning.topology import Topology
 
 PRICES = Prices(
     cluster=Cluster.of(Topology(ranks_per_node=4, inter_node_gbps=0.02, intra_node_gbps=2), 8),

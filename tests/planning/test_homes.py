@@ -16,6 +16,7 @@ from trio import in_mapped_files
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.homes import fewest, in_words, may_leave, with_less_memory
 from recd_plugins.planning.ledger import Ledger
@@ -24,7 +25,7 @@ from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
-from recd_plugins.planning.topology import GB, Cluster, Topology
+from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 
 RANKS, B = 4, 64

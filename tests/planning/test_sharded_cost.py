@@ -21,6 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.distribution import RowDistribution, appears
 from recd_plugins.planning.access.parametric import uniform, zipf
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.codecs import torchrec_codecs
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
@@ -29,7 +30,7 @@ from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards, pl
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
 from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
-from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter

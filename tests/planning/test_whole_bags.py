@@ -16,10 +16,11 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.bag_cost import travelling
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable
-from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.planning.topology import Topology
 
 ROWS, LENGTH, B = 5_000, 8, 256
 HOT = 250

@@ -19,10 +19,11 @@ from torchrec import EmbeddingCollection, EmbeddingConfig
 from recd_plugins.data.batch import Batch
 from recd_plugins.planning import ledger
 from recd_plugins.planning.access.parametric import uniform
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
-from recd_plugins.planning.topology import Cluster, Topology
+from recd_plugins.planning.topology import Topology
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 

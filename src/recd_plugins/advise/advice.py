@@ -38,8 +38,9 @@ from recd_plugins.errors import RecdError, RegistryError, listed
 from recd_plugins.hooks.imported import available
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition
 from recd_plugins.launch.rank_server import RankServer
+from recd_plugins.planning.cluster import INTER_NODE_GBPS, INTRA_NODE_GBPS
 from recd_plugins.planning.remembered import remembering
-from recd_plugins.planning.topology import INTER_NODE_GBPS, INTRA_NODE_GBPS, Topology, stated
+from recd_plugins.planning.topology import Topology, stated
 from recd_plugins.registry import Registry
 
 __all__ = ["RegistryAdvice", "WhatIf", "advise"]

@@ -17,6 +17,7 @@ from recd_plugins.data.table import Progress, silent
 from recd_plugins.embedding.unique_calls import calls_of_unique_samples
 from recd_plugins.errors import RecdError
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import COLLECTIVES, Cost, priced
 from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.ledger import Ledger
@@ -27,7 +28,6 @@ from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
 from recd_plugins.planning.replica_factor import replica_factor
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_sizes import AS_TORCHREC
-from recd_plugins.planning.topology import Cluster
 from recd_plugins.registry import Registry
 from recd_plugins.slots import ShardingRecord
 from recd_plugins.stack import Stack

@@ -4,6 +4,7 @@ from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, appears
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
 from recd_plugins.planning.access.tracker import profile_tracker
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
 from recd_plugins.planning.cost import PAPER_K, Cost, Prices, Pricing, priced
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
@@ -37,7 +38,7 @@ from recd_plugins.planning.table_sizes import (
 )
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.together import LeastOfRanks, agreed, from_rank_0
-from recd_plugins.planning.topology import GB, Cluster, Link
+from recd_plugins.planning.topology import GB, Link
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
 from recd_plugins.tiers.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.tier_planner import TierPlanner

@@ -170,9 +170,9 @@ def _write(
     """Write the files that were asked for, if the planner has what goes into them; returns its
     report."""
     from recd_plugins.errors import CapabilityError
+    from recd_plugins.planning.cluster import Cluster
     from recd_plugins.planning.planner_bases import Tiered
     from recd_plugins.planning.tier_plan import TierPlan
-    from recd_plugins.planning.topology import Cluster
 
     tiered = planner if isinstance(planner, Tiered) else Tiered()
     for option, path, what in (

@@ -9,7 +9,7 @@ these steps is `tiers.tier_planner`; how many rows each tier takes, a plugin's p
                               a Profile has a RowDistribution for each table    access
     its model and sharders    a ModelTable for each table                       model_tables
                               the optimizer of each table, the codecs           sharders, codecs
-    registry.yaml             a Topology, and the Cluster that it makes         topology
+    registry.yaml             a Topology, and the Cluster that it makes         topology, cluster
                               the constraints of each table                     constraints
     the trainer's own         its constraints of tables                         given_constraints
     TorchRec's own plan       TorchRecPlanner proposes it                       torchrec_planner

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.answers import having_in_files, proposal
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.explain.words import aligned, in_bytes
 from recd_plugins.planning.kernels_without_rows import (
     has_rows_on_all,
@@ -23,7 +24,7 @@ from recd_plugins.planning.kernels_without_rows import (
 from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.replica_factor import state_bytes
-from recd_plugins.planning.topology import GB, Cluster, Topology
+from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
     from torch import nn

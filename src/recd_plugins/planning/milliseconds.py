@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import COLLECTIVES, Cost
-from recd_plugins.planning.topology import GB, Cluster
+from recd_plugins.planning.topology import GB
 
 __all__ = [
     "Lane",

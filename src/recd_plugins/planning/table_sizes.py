@@ -10,9 +10,9 @@ import numpy as np
 
 from recd_plugins.errors import DataError, nearest, shown
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.tier_plan import Coalesce, HottestRows, TablePlan, TierPlan
-from recd_plugins.planning.topology import Cluster
 
 __all__ = ["AS_TORCHREC", "MergedRows", "SequenceTable", "TableSizes", "tier_plan"]
 

@@ -37,7 +37,7 @@ from recd_plugins.errors import (
 from recd_plugins.notices import Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
-from recd_plugins.planning.topology import Cluster
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts

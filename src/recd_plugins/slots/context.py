@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.topology import Cluster
+    from recd_plugins.planning.cluster import Cluster
     from recd_plugins.registry.delivered import Delivered
     from recd_plugins.registry.delivery import Delivery
     from recd_plugins.slots.builds import Planner

@@ -36,6 +36,7 @@ from recd_plugins.planning.answers import (
     may_be_row_wise,
     sharders_of,
 )
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.cost import Prices, Pricing, priced
 from recd_plugins.planning.homes import Homes, without_advice
@@ -53,7 +54,6 @@ from recd_plugins.planning.replica_factor import replica_factor, replica_passes
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.together import from_rank_0
-from recd_plugins.planning.topology import Cluster
 from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice
 from recd_plugins.tiers.kernel_rows import KernelRows
 from recd_plugins.tiers.left_tables import OWN, LeftTables, in_backticks, of_weighted_means

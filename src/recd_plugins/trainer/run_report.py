@@ -22,8 +22,8 @@ import torch.distributed as dist
 from recd_plugins.compat.versions import installed_versions
 from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.launch.machine_cores import machine_cores
+from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.topology import Cluster
 from recd_plugins.storage.whole_file import of_path, write_whole
 
 if TYPE_CHECKING:
