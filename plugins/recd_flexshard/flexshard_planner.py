@@ -39,7 +39,6 @@ class FlexShardPlanner(TierPlanner):
 
     name = "flexshard"
     slot = "sharding"
-    kind = "table"
 
     def __init__(self, config: FlexShardConfig, context: Context) -> None:
         super().__init__(

@@ -38,6 +38,9 @@ __all__ = [
 Bools: TypeAlias = npt.NDArray[np.bool_]
 I64: TypeAlias = npt.NDArray[np.int64]
 
+WINDOWS = 200
+"""Windows that are drawn to forecast hot batches."""
+
 
 class BatchWindow:
     """Batches that follow each other in a loader, between its states `start` and `end`."""
@@ -53,7 +56,7 @@ class BatchWindow:
         """A loader may have no states."""
         self.start, self.end = start, end
         self._own = own
-        self._features = list(zip(*(sparse_features(one, own) for one in batches), strict=True))
+        self._features = list(zip(*(_sparse_features(one, own) for one in batches), strict=True))
         """For each KJT that a batch holds, those of all batches."""
         self.dealt: DealtWindow | None = None
         self.version: str | None = None
@@ -115,16 +118,16 @@ class BatchWindow:
         assert self.dealt is not None
         hot_under = self.version if self.is_hot(index) else None
         if not self._changes_places(self.dealt.num_hot):
-            return marked_as(self._batches[index], hot_under, self._own)
+            return _marked_as(self._batches[index], hot_under, self._own)
         if self._own.select is not None:
             batch = self._own.select(self._batches, torch.from_numpy(self._rows[index]))
             self._check(batch, index)
         else:
             batch = self._samples.batch(self._rows[index])
-        return marked_as(batch, hot_under, self._own)
+        return _marked_as(batch, hot_under, self._own)
 
     def _check(self, batch: Any, index: int) -> None:
-        size = sparse_features(batch, self._own)[0].stride()
+        size = _sparse_features(batch, self._own)[0].stride()
         if size != len(self._rows[index]):
             raise DataError(
                 f"select: made a batch of {so_many(size, 'sample')}, but was asked for "
@@ -187,7 +190,7 @@ class DealtWindow:
         )
 
 
-def sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
+def _sparse_features(batch: Any, own: OwnBatches) -> tuple[SparseFeatures, ...]:
     """The sparse features of each KJT of a batch, of the same samples, on the CPU."""
     every: tuple[SparseFeatures, ...]
     try:
@@ -223,7 +226,7 @@ def _check_takes_apart(features: SparseFeatures) -> None:
         )
 
 
-def marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:
+def _marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:
     """The batch as a hot one, or as a normal one."""
     if isinstance(batch, Batch):
         if batch.hot_under == hot_under:
@@ -244,12 +247,8 @@ def most_hot(num_hot: int, sizes: Sequence[int]) -> int:
 def hot_counts(batches: Sequence[Batch], rows: HotRows) -> list[int]:
     """The number of hot samples of each batch."""
     own = OwnBatches()
-    every = (sparse_features(batch, own) for batch in batches)
+    every = (_sparse_features(batch, own) for batch in batches)
     return [int(rows.samples(features).sum()) for (features,) in every]
-
-
-WINDOWS = 200
-"""Windows that are drawn to forecast hot batches."""
 
 
 def share_to_come(hot: Sequence[int], sizes: Sequence[int], window: int, world_size: int) -> float:

@@ -24,6 +24,17 @@ from recd_scars.uvm.kernel_choice import HostTable, KernelChoice, choose
 
 __all__ = ["ServingKernels"]
 
+HEADER = (
+    "table",
+    "kernel",
+    "load factor",
+    "slots",
+    "replicas hit",
+    "cache hits",
+    "device MB",
+    "host MB",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServingKernels:
@@ -153,18 +164,6 @@ def _check_host_memory(choices: Mapping[str, KernelChoice], host_memory_gb: floa
             f"cache: tables of {needed:.3g} GB a rank are to lie in host memory, of which a rank "
             f"has {has:.3g} GB. Set topology.host_memory_gb to what it has, or train on more ranks."
         )
-
-
-HEADER = (
-    "table",
-    "kernel",
-    "load factor",
-    "slots",
-    "replicas hit",
-    "cache hits",
-    "device MB",
-    "host MB",
-)
 
 
 def _lines(

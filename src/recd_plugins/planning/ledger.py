@@ -305,9 +305,8 @@ class Ledger:
     def _further_chunks(self) -> Mapping[tuple[TierName, str, int, Coalesce], int]:
         """The chunks after the first in which rows are updated, by tier and alike: a share of
         `replicated` has as many rows of each chunk as any other, one of `per_node` has chunks of
-        its own. A dense
-        reduce has one chunk. Where a side stream runs them one after another and nobody waits, they
-        have no price of their own."""
+        its own. A dense reduce has one chunk. Where a side stream runs them one after another and
+        nobody waits, they have no price of their own."""
         touched: dict[tuple[TierName, str, int, Coalesce], float] = {}
         for one in self.tables.values():
             for tier in REPLICAS if one.has_replicas else ():

@@ -24,26 +24,16 @@ def as_launched(topology: Topology, world_size: int) -> Topology:
     return dataclasses.replace(topology, ranks_per_node=per_node)
 
 
-def ranks_of_machine(world_size: int) -> int | None:
-    """The number of ranks on a machine that TorchRec finds when it shards, by the launcher's
-    LOCAL_WORLD_SIZE; None where these ranks are not running here."""
-    import torch.distributed as dist
-    from torchrec.distributed.comm import get_local_size
-
-    here = dist.is_initialized() and dist.get_world_size() == world_size
-    return get_local_size(world_size) if here else None
-
-
 def finds_these_nodes(topology: Topology, world_size: int) -> bool:
     """Whether TorchRec will find the topology's nodes when it shards; a topology may name several
     on one machine. Nodes of one rank share nothing."""
     per_node = topology.ranks_per_node or world_size
-    return per_node > 1 and ranks_of_machine(world_size) in (None, per_node)
+    return per_node > 1 and _ranks_of_machine(world_size) in (None, per_node)
 
 
 def neighbours(rank: int, world_size: int) -> range:
     """The ranks of this rank's machine, itself among them."""
-    each = ranks_of_machine(world_size) or world_size
+    each = _ranks_of_machine(world_size) or world_size
     first = rank // each * each
     return range(first, min(first + each, world_size))
 
@@ -55,7 +45,7 @@ def on_machines(plan: ShardingPlan, world_size: int) -> None:
     import torch
     from torchrec.distributed.planner.utils import placement
 
-    if (here := ranks_of_machine(world_size)) is None:
+    if (here := _ranks_of_machine(world_size)) is None:
         return
     devices = min(here, torch.cuda.device_count() or here)
     for tables in plan.plan.values():
@@ -66,3 +56,13 @@ def on_machines(plan: ShardingPlan, world_size: int) -> None:
                 rank, kind = shard.placement.rank(), shard.placement.device().type
                 there = placement(kind, rank, devices)
                 shards[index] = dataclasses.replace(shard, placement=there)
+
+
+def _ranks_of_machine(world_size: int) -> int | None:
+    """The number of ranks on a machine that TorchRec finds when it shards, by the launcher's
+    LOCAL_WORLD_SIZE; None where these ranks are not running here."""
+    import torch.distributed as dist
+    from torchrec.distributed.comm import get_local_size
+
+    here = dist.is_initialized() and dist.get_world_size() == world_size
+    return get_local_size(world_size) if here else None

@@ -31,6 +31,9 @@ __all__ = [
 DEFAULTS: Mapping[str, float] = {"learning_rate": 0.01, "eps": 1e-8}
 """What fbgemm's kernels take where nobody says it; the optimizer is then EXACT_SGD."""
 
+SAYS = {"tables": "optimizer", "tables_lr": "learning_rate", "tables_eps": "eps"}
+"""What an option of `train.optimizer` is called in fused params."""
+
 
 def default_sharders(
     fused: Mapping[str, Any] | None = None, codecs: Mapping[str, Any] | None = None
@@ -117,10 +120,6 @@ class TablesOptimizer(Protocol):
 
     def fused_params(self) -> dict[str, Any]:
         """The options of tables, as TorchRec's `fused_params`."""
-
-
-SAYS = {"tables": "optimizer", "tables_lr": "learning_rate", "tables_eps": "eps"}
-"""What an option of `train.optimizer` is called in fused params."""
 
 
 def check_registry_agrees(

@@ -58,6 +58,9 @@ from recd_plugins.tiers.update import Update, Updates
 
 __all__ = ["FlushingOptimizer", "Tiers"]
 
+LONG = 60.0
+"""Seconds after which a rank says that it waits for others to exchange replicas."""
+
 
 class Tiers:
     """Routes the batches of a collection, and has the rows where each batch looks for them."""
@@ -380,10 +383,6 @@ def _index_among(keys: list[str], feature: TableFeature) -> int:
             f"looks up; {nearest(feature.feature, keys)}"
         )
     return keys.index(feature.feature)
-
-
-LONG = 60.0
-"""Seconds after which a rank says that it waits for others to exchange replicas."""
 
 
 @contextmanager

@@ -33,6 +33,12 @@ from recd_plugins.tiers.row_optimizer import RowOptimizer
 
 __all__ = ["GroupUpdate", "ReplicaGradients", "SideStream", "Update", "Updates", "side_stream"]
 
+FAILED = (
+    "tiers: a backward failed, or was stopped, once gradients had come to rows that have replicas: "
+    "it changed none of these rows, but may have changed others of the same tables. Go back to the "
+    "last checkpoint, or go on if a part of a step does no harm."
+)
+
 
 _NUMBERS = count()
 
@@ -257,13 +263,6 @@ class Updates:
             if backward.updates and not self._reported:
                 self._reported = True
                 warnings.warn(FAILED, NoticeWarning, stacklevel=4)
-
-
-FAILED = (
-    "tiers: a backward failed, or was stopped, once gradients had come to rows that have replicas: "
-    "it changed none of these rows, but may have changed others of the same tables. Go back to the "
-    "last checkpoint, or go on if a part of a step does no harm."
-)
 
 
 class _Backward:

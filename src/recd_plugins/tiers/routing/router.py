@@ -282,17 +282,17 @@ def _route(
                 known[i] = number < size  # a negative id is huge
                 outside += ONE - known[i]
                 row = start + number if known[i] else U64(0)
-                at_word = word_of(row)
+                at_word = _word_of_row(row)
                 prefetch(words, at_word, at_word + ONE)
-                word[i], packed[i] = at_word, rank_and_bit(ranks, row, at_word)
+                word[i], packed[i] = at_word, _rank_and_bit(ranks, row, at_word)
                 i += ONE
             i = U64(0)
             while i < count:
                 word[i] = words[word[i]]
                 i += ONE
             for j in range(count):
-                hit[j] = has_bit(word[j], packed[j]) & known[j]
-                codes[j] = members_before(word[j], packed[j]) * hit[j]
+                hit[j] = _has_bit(word[j], packed[j]) & known[j]
+                codes[j] = _members_before(word[j], packed[j]) * hit[j]
             if two_tiers:
                 _split_tiers(tier_words, tier_ranks, count, hit, codes, replicated, word, packed)
             else:
@@ -341,8 +341,8 @@ def _ask_slots(
         slot = slot_of(number, slot_start, num_slots, slots)
         known[i] = slots[slot] == number
         row = start + U64(number_of_slot[slot])
-        word[i] = word_of(row)
-        packed[i] = rank_and_bit(ranks, row, word[i])
+        word[i] = _word_of_row(row)
+        packed[i] = _rank_and_bit(ranks, row, word[i])
     return outside
 
 
@@ -361,13 +361,13 @@ def _split_tiers(
     become positions, and what `_unpack` takes."""
     i = U64(0)
     while i < count:
-        at_word = word_of(codes[i])
-        packed[i] = rank_and_bit(ranks, codes[i], at_word)
+        at_word = _word_of_row(codes[i])
+        packed[i] = _rank_and_bit(ranks, codes[i], at_word)
         word[i] = words[at_word]
         i += ONE
     for j in range(count):
-        replicated[j] = has_bit(word[j], packed[j]) & hit[j]
-        others = members_before(word[j], packed[j])
+        replicated[j] = _has_bit(word[j], packed[j]) & hit[j]
+        others = _members_before(word[j], packed[j])
         position = others if replicated[j] else codes[j] - others
         codes[j] = (position << NUMBER) | U64(j)
 
@@ -405,26 +405,26 @@ def _unpack(
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def word_of(row: np.uint64) -> Any:
-    """The word that a row is in, for kernels; unsigned, so that no index is tried for its sign."""
+def _word_of_row(row: np.uint64) -> Any:
+    """The word that a row is in; unsigned, so that no index is tried for its sign."""
     return row // U64(ROWS)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def rank_and_bit(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
+def _rank_and_bit(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
     """What a kernel keeps of a row until its word is there: 64 · rank of the word's group + number
     of the row's bit."""
     return (U64(ranks[word // U64(GROUP)]) << BIT) | (row - word * U64(ROWS))
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def has_bit(word: np.uint64, packed: np.uint64) -> Any:
-    """Whether the row whose word and `rank_and_bit` these are is a member, for kernels: 0 or 1."""
+def _has_bit(word: np.uint64, packed: np.uint64) -> Any:
+    """Whether the row whose word and `_rank_and_bit` these are is a member: 0 or 1."""
     return (word >> (packed & U64(63))) & U64(1)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def members_before(word: np.uint64, packed: np.uint64) -> Any:
-    """`rank` of the row whose word and `rank_and_bit` these are, for kernels."""
+def _members_before(word: np.uint64, packed: np.uint64) -> Any:
+    """`rank` of the row whose word and `_rank_and_bit` these are."""
     below = word & ((U64(1) << (packed & U64(63))) - U64(1))
     return (packed >> BIT) + (word >> U64(ROWS)) + ones(below)
