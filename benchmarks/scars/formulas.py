@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.harness import Figure, spread
 from benchmarks.scars.exchange import exchanged
 from benchmarks.scars.tables import CriteoColumns, Law, TableLookups
-from recd_plugins.planning.access.counting import RowCounter
+from recd_plugins.planning.access.row_counter import RowCounter
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.testing.gloo import GlooPool
 from recd_scars.theory import coalesced, epoch

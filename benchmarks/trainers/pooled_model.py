@@ -15,9 +15,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Floats, Integers
 from recd_plugins.planning.access.parametric import zipf
+from recd_plugins.planning.access.row_counter import RowCounter
 
 __all__ = ["ALIKE", "CRITEO", "PooledModel"]
 

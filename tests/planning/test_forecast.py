@@ -9,9 +9,8 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.planning.access import counting
+from recd_plugins.planning.access import row_counter
 from recd_plugins.planning.access.access_profile import Counted
-from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
 from recd_plugins.planning.access.forecast import (
     EXACT,
@@ -23,6 +22,7 @@ from recd_plugins.planning.access.forecast import (
     _Folds,
     forecast,
 )
+from recd_plugins.planning.access.row_counter import RowCounter
 from recd_plugins.planning.access.sample import count_sample, sample_of
 
 ROWS = 20_000
@@ -308,7 +308,7 @@ def test_folds_are_joined_where_pairs_are_too_many(monkeypatch: pytest.MonkeyPat
     for counter in apart:
         expected.merge(*counter.state())
     assert expected.counted.shape[1] > 4000
-    monkeypatch.setattr(counting, "MOST_PAIRS", 4000)
+    monkeypatch.setattr(row_counter, "MOST_PAIRS", 4000)
     joined = RowCounter(ROWS)
     for counter in (drawn(zipf(1.05, 1), 32, 400, seed=2), apart[1]):
         joined.merge(*counter.state())

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
-from recd_plugins.planning.access.counting import RowCounter, RowSketch, counters
+from recd_plugins.planning.access.counting import counters
 from recd_plugins.planning.access.distribution import RowDistribution, drift, named_twice
 from recd_plugins.planning.access.parametric import (
     exponential,
@@ -22,6 +22,8 @@ from recd_plugins.planning.access.parametric import (
     uniform,
     zipf,
 )
+from recd_plugins.planning.access.row_counter import RowCounter
+from recd_plugins.planning.access.row_sketch import RowSketch
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.probe import SCHEMA
 

@@ -27,8 +27,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.forecast import FOLDS
+from recd_plugins.planning.access.row_counter import RowCounter
 from recd_plugins.planning.access.tracker import profile_tracker
 from recd_plugins.testing.gloo import GlooPool
 

@@ -16,13 +16,13 @@ from recd_plugins.errors import DataError, nearest, so_many
 from recd_plugins.planning.access.counting import (
     EXACT_ROWS,
     Counter,
-    RowCounter,
     counters,
     distribution,
 )
 from recd_plugins.planning.access.distribution import RowDistribution, named_twice
 from recd_plugins.planning.access.forecast import FOLDS
 from recd_plugins.planning.access.lookups import batch_lookups
+from recd_plugins.planning.access.row_counter import RowCounter
 from recd_plugins.planning.access.whole_bags import SampledBags
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recd_plugins.planning.access.counting import RowCounter
 from recd_plugins.planning.access.distribution import Floats, Integers
+from recd_plugins.planning.access.row_counter import RowCounter
 
 __all__ = ["SampledBags"]
 
