@@ -10,7 +10,7 @@ from recd_plugins.planning.cost import PAPER_K, Cost, Prices, Pricing, priced
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned, in_share
 from recd_plugins.planning.homes import boundless
-from recd_plugins.planning.ledger import Ledger, TableLedger, travelling_shares
+from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.planned_shards import PlannedShards
@@ -29,6 +29,7 @@ from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import StepForecast
+from recd_plugins.planning.table_ledger import TableLedger, travelling_shares
 from recd_plugins.planning.table_sizes import (
     AS_TORCHREC,
     MergedRows,

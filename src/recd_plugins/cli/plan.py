@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.access.distribution import Drift
     from recd_plugins.planning.explain.plan_report import PlanReport
-    from recd_plugins.planning.tier_plan import TableChange, TierPlan
+    from recd_plugins.planning.plan_changes import TableChange
+    from recd_plugins.planning.tier_plan import TierPlan
     from recd_plugins.registry.choices import Registry
     from recd_plugins.slots import Planner
     from recd_plugins.stack import Stack
@@ -246,8 +247,8 @@ def _drifted(planner: Planner, old: Profile, where: str) -> dict[str, Drift]:
 
 def _changed(planner: Planner, old: TierPlan) -> Mapping[str, TableChange]:
     """The changes of each table of either plan; a table without replicas has no tiers."""
+    from recd_plugins.planning.plan_changes import plan_changes
     from recd_plugins.planning.planner_bases import Tiered
-    from recd_plugins.planning.tier_plan import plan_changes
 
     tiered = planner if isinstance(planner, Tiered) else Tiered()
     if not tiered.homes_by_table:

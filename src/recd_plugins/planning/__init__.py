@@ -21,7 +21,8 @@ these steps is `tiers.tier_planner`; how many rows each tier takes, a plugin's p
                               the rows of a table at home, rank by rank         row_wise_cost
                                 if their sums travel                            bag_cost
                                 as TorchRec's own plan has them                 sharded_cost
-    the policy's TableSizes   a Ledger adds up what they cost                   ledger
+    the policy's TableSizes   a TableLedger prices each tier of a table         table_ledger
+                              a Ledger adds up what all tables cost             ledger
                                 in milliseconds                                 milliseconds
                               kernels that would have no row on a rank          kernels_without_rows
                               a TierPlan names the rows of each tier            tier_plan

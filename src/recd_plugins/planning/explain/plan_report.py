@@ -12,11 +12,12 @@ import numpy as np
 
 from recd_plugins.errors import so_many
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
-from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.cost import COLLECTIVES
-from recd_plugins.planning.explain.words import aligned, in_bytes, in_share, in_us
-from recd_plugins.planning.ledger import Entry, Ledger, TableLedger, TierName, home_cost
+from recd_plugins.planning.explain.why_not_more import why_not_more
+from recd_plugins.planning.explain.words import aligned, in_bytes, in_share
+from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
+from recd_plugins.planning.table_ledger import Entry, TableLedger, TierName
 from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 
 if TYPE_CHECKING:
@@ -406,71 +407,3 @@ def _row(tier: TierName, table: TableLedger, report: TierReport) -> tuple[str, .
         in_bytes(report.memory),
         f"{report.ms:.3g}",
     )
-
-
-def why_not_more(table: TableLedger, ledger: Ledger, room: float | None) -> str:
-    """Why the last tier that took rows did not take the next one; `room` is what a budget
-    leaves."""
-    sizes, rows = table.sizes, table.table.rows
-    if sizes.as_torchrec:
-        return "left to TorchRec's own plan"
-    taken = sizes.replicated + sizes.per_node
-    if taken >= rows.num_rows:
-        return "every row has a replica"
-    next_row = rows.part(taken, taken + 1)
-    prices, width = ledger.prices, table.table.width
-    pooled = int(bool(table.table.bags) and sizes.coalesce != "none")
-    cluster = prices.cluster
-    nodes = cluster.n_nodes > 1 and cluster.ranks_per_node > 1
-    per_node = sizes.per_node or (not sizes.replicated and nodes)
-    moves = (
-        prices.per_node(next_row, width, sizes.coalesce, pooled)
-        if per_node
-        else prices.replicated(next_row, width, pooled)
-    ).total(next_row.counts)
-    stays, memory = _stays(table, ledger, next_row, taken)
-    gain = stays - float(marginal_ms(moves, cluster))
-    more = moves.memory - memory
-    opening = (
-        f"no more rows in {'per_node' if per_node else 'replicated'}: the next one, "
-        f"{next_row.p[0]:.3g} lookups a sample, would "
-    )
-    if gain <= 0:
-        return f"{opening}cost {in_us(-gain)} more than it saves"
-    limit = _limit(ledger, room, more)
-    return f"{opening}save {in_us(gain)} for {in_bytes(more)} a rank: {limit}"
-
-
-def _stays(
-    table: TableLedger, ledger: Ledger, row: RowDistribution, taken: int
-) -> tuple[float, float]:
-    """Milliseconds and bytes that the table takes for the row, which follows on those taken."""
-    prices, sizes, profiled = ledger.prices, table.sizes, table.table
-    if not profiled.bags or sizes.coalesce != "none":
-        pooled = int(bool(profiled.bags))
-        priced = prices.row_wise(row, profiled.width, sizes.coalesce, pooled, int(profiled.mapped))
-        cost = priced.total(row.counts)
-        return float(marginal_ms(cost, prices.cluster)), cost.memory
-    # A bag's sum is spared with the last of its rows: this one may be that.
-    rows = profiled.rows
-    home, left = (
-        home_cost(
-            profiled,
-            dataclasses.replace(sizes, replicated=first, per_node=0),
-            prices,
-            travelling(rows, profiled.bags, first),
-        ).mean
-        for first in (taken, taken + 1)
-    )
-    before, after = (float(marginal_ms(cost, prices.cluster)) for cost in (home, left))
-    return before - after, home.memory - left.memory
-
-
-def _limit(ledger: Ledger, room: float | None, more: float) -> str:
-    """Why a row that a replica would make faster has none; it would take `more` bytes a rank."""
-    ranks = ledger.prices.cluster.world_size
-    if not any(one.sizes.replicated or one.sizes.per_node for one in ledger.tables.values()):
-        return "a tier's own collectives would take longer than all of its rows save"
-    if room is not None and more > 0 and more * ranks > room:
-        return "memory is used up"
-    return f"replicas are fewer by the goal, or by whole multiples of {ranks} ranks"

@@ -26,7 +26,8 @@ from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.ledger import Ledger, TierName
+    from recd_plugins.planning.ledger import Ledger
+    from recd_plugins.planning.table_ledger import TierName
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
