@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -68,41 +69,26 @@ def count_sample(
     have passed; otherwise the first batches are counted, in the loader's order. Every rank of the
     group calls this. `met` is called with the number of batches that this process has counted.
     """
-    began, whole, seen, there = time.monotonic(), Tally(counted=tables), 0, 0
+    began, whole = time.monotonic(), Tally(counted=tables)
     whole.in_order = not all(isinstance(one, SpreadsBatches) for one in _of_ranks(batches))
+    rounds = _Rounds(batches, most, features, met)
     shares: Mapping[str, Floats] = {}
     blocks = range(BLOCKS)
     while True:
         part = Tally(counted=tables)
-
-        def count(part: Tally = part, blocks: range = blocks) -> int:
-            nonlocal seen, there
-            there = 0
-            for one in _of_ranks(batches):
-                length = _length_of(one) or 0
-                there += length
-                part.epoch += _share_of_ranks(batches) * length
-                for fold, batch in _round(one, blocks, most):
-                    part.count(batch, fold, features)
-                    seen += 1
-                    if met is not None:
-                        met(seen)
-            return part.samples
-
+        count = partial(rounds.count, part, blocks)
         if group is None:
-            count()
-            counted = part.samples
+            counted = count()
         else:
             counted = together(group, count)
             part = gathered(part, group)
         whole.merge(part)
-        if most is not None or not counted or (group is None and seen >= there > 0):
-            break  # there are no more
+        if most is not None or not counted or (group is None and rounds.are_over):
+            break
         before, shares = shares, _shares(whole)
         enough = _settled(before, shares, whole) or time.monotonic() - began > SECONDS
         if group is not None:  # rank 0 decides, which has the counts of all ranks
-            more = int(group.rank() == 0 and not enough)
-            enough = not together(group, lambda more=more: more)  # type: ignore[misc]
+            enough = not together(group, partial(int, group.rank() == 0 and not enough))
         if enough:
             break
         blocks = range(blocks.stop, 2 * blocks.stop)
@@ -113,6 +99,43 @@ def sample_of(batches: Iterable[Any], count: int) -> Iterator[tuple[int, Any]]:
     """`count` batches of each rank whose batches this process reads, each with its fold."""
     for one in _of_ranks(batches):
         yield from _round(one, range(0), count)
+
+
+class _Rounds:
+    """The batches that this process reads, counted round by round."""
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        most: int | None,
+        features: FeaturesOf | None,
+        met: Callable[[int], None] | None,
+    ) -> None:
+        self._batches, self._most = batches, most
+        self._features, self._met = features, met
+        self._seen = 0
+        """The batches that were counted."""
+        self._there = 0
+        """The batches of an epoch that this process can read; 0 if it is not known."""
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all batches of an epoch were counted."""
+        return self._seen >= self._there > 0
+
+    def count(self, part: Tally, blocks: range) -> int:
+        """Count the batches of these blocks in `part`, and return how many samples they have."""
+        self._there = 0
+        for one in _of_ranks(self._batches):
+            length = _length_of(one) or 0
+            self._there += length
+            part.epoch += _share_of_ranks(self._batches) * length
+            for fold, batch in _round(one, blocks, self._most):
+                part.count(batch, fold, self._features)
+                self._seen += 1
+                if self._met is not None:
+                    self._met(self._seen)
+        return part.samples
 
 
 def _length_of(batches: Iterable[Any]) -> int | None:
