@@ -18,7 +18,7 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.homes import fewest, in_words, may_leave, with_less_memory
+from recd_plugins.planning.homes import fewest, homes_in_words, may_leave, with_less_memory
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable
@@ -75,7 +75,7 @@ def test_the_first_to_leave_have_the_fewest_rows_a_step_and_byte() -> None:
     assert [one.size for one in found] == [64e3, (4 * 64 + 4) * 1e3, 64e3]
     assert found[0].touched == pytest.approx(1000 * (1 - (1 - 1e-4) ** (B * RANKS)))
     assert found[0].ms(CLUSTER) == pytest.approx(found[0].touched / 4 * 5e-3)
-    text = list(in_words(found, ["cold"], CLUSTER))
+    text = list(homes_in_words(found, ["cold"], CLUSTER))
     assert "5,000 ns" in text[0]
     assert [line.split()[:2] for line in text[2:]] == [
         ["cold", "mapped"],

@@ -21,6 +21,11 @@ __all__ = ["WindowSamples"]
 
 I64: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = npt.NDArray[Any]
+Column: TypeAlias = Callable[[I64], Any]
+"""A function from places of samples to one part of a batch of them."""
+
+PLAIN = (str, bytes, int, float, bool, Enum)
+"""Types of values that may be the same for all batches."""
 
 
 class WindowSamples:
@@ -42,10 +47,6 @@ class WindowSamples:
         """The batch of the samples at these places [B], in this order."""
         batch = self._column(samples)
         return batch.pin_memory() if self._pinned and hasattr(batch, "pin_memory") else batch
-
-
-Column: TypeAlias = Callable[[I64], Any]
-"""A function from places of samples to one part of a batch of them."""
 
 
 def _column(
@@ -157,10 +158,7 @@ def _same(one: Any, other: Any) -> bool:
         return True
     if isinstance(one, Tensor | np.ndarray):  # of no dimension
         return bool(one == other)
-    return isinstance(one, Plain) and one == other
-
-
-Plain = (str, bytes, int, float, bool, Enum)
+    return isinstance(one, PLAIN) and one == other
 
 
 def _is_pinned(batch: Any) -> Iterator[bool]:

@@ -37,7 +37,7 @@ __all__ = [
     "MayLeave",
     "boundless",
     "fewest",
-    "in_words",
+    "homes_in_words",
     "may_leave",
     "with_less_memory",
     "without_advice",
@@ -223,7 +223,7 @@ class Homes:
         it."""
         if self.mapped and self._may_leave:
             cluster = Cluster.of(self._topology, self._world_size)
-            yield from in_words(self._may_leave, self.mapped, cluster)
+            yield from homes_in_words(self._may_leave, self.mapped, cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +302,7 @@ def with_less_memory(topology: Topology, taken: float) -> Topology:
     return dataclasses.replace(topology, host_memory_gb=has - taken / GB)
 
 
-def in_words(
+def homes_in_words(
     tables: Sequence[MayLeave], mapped: Collection[str], cluster: Cluster
 ) -> Iterator[str]:
     """A line for each table: where it is at home, and what a mapped file costs, or would cost."""
