@@ -263,7 +263,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             device=topology.device or self.context.device,
             chosen=self.chooses_homes,
         )
-        asked = _Asked(model=model, topology=topology, world_size=world_size, homes=homes)
+        asked = _AskedPlan(model=model, topology=topology, world_size=world_size, homes=homes)
         reason, plan = self._proposed(asked)
         self.mapped = homes.mapped
         if self.tier_plan is not None:
@@ -298,7 +298,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         }
         self._has_planned = True
 
-    def _proposed(self, asked: _Asked) -> tuple[str, ShardingPlan]:
+    def _proposed(self, asked: _AskedPlan) -> tuple[str, ShardingPlan]:
         """The plan, and why it is what it is, in words."""
         if self.plan_path is not None:
             return self._around_saved(self.plan_path, asked)
@@ -311,7 +311,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return reason, own
         return self._beside_or_own(reason, own, asked)
 
-    def _around_saved(self, path: Path, asked: _Asked) -> tuple[str, ShardingPlan]:
+    def _around_saved(self, path: Path, asked: _AskedPlan) -> tuple[str, ShardingPlan]:
         """The plan around a saved tier plan, and what that says, in words."""
         reason = self._from_file(path, asked)
         self._held = tuple(self.tier_plan.tables) if self.tier_plan else ()
@@ -321,7 +321,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             rows.check_saved(self.tier_plan, plan, f"{self.options_in}.plan: {path}")
         return reason, plan
 
-    def _from_file(self, path: Path, asked: _Asked) -> str:
+    def _from_file(self, path: Path, asked: _AskedPlan) -> str:
         """Take the plan of a file, which must be for these tables and ranks; what it says, in
         words."""
         num_rows = {name: table.num_rows for name, table in self.found.items()}
@@ -346,7 +346,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return self._left.all_left()
         return self._left.constrained(chosen) if chosen else self.no_tables(every)
 
-    def _by_policy(self, asked: _Asked) -> tuple[str, ShardingPlan]:
+    def _by_policy(self, asked: _AskedPlan) -> tuple[str, ShardingPlan]:
         """Why the tier plan of the policy is what it is, in words; and the plan of the planner
         behind, were there no tiers."""
         own = asked.homes.own_plan(self.others)
@@ -368,7 +368,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._left.add(dense, f"{OWN} plan has it data-parallel")
         self._find_no_more(dense)
 
-    def _make_tier_plan(self, asked: _Asked, own: ShardingPlan) -> tuple[str, ShardingPlan]:
+    def _make_tier_plan(self, asked: _AskedPlan, own: ShardingPlan) -> tuple[str, ShardingPlan]:
         """Profile, have sizes chosen, and make the tier plan of them; why, in words.
 
         `own` is the plan of the planner behind, were there no tiers. It comes back, with tables in
@@ -431,7 +431,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.found = {name: one for name, one in self.found.items() if name not in tables}
 
     def _choice(
-        self, asked: _Asked, tables: Mapping[str, SequenceTable], own: ShardingPlan
+        self, asked: _AskedPlan, tables: Mapping[str, SequenceTable], own: ShardingPlan
     ) -> ChosenSizes:
         """The policy's choice, checked, without tables whose kernels would lack rows on a rank."""
         with self._naming_whose():
@@ -442,7 +442,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return rows.beside(own, chosen, tables, self._left, self.options_in)
 
     def _take_choice(
-        self, asked: _Asked, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
+        self, asked: _AskedPlan, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
     ) -> str:
         """Make the tier plan of the choice, unless TorchRec's own plan is faster by the prices and
         nobody forces this one; why, in words."""
@@ -464,7 +464,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return reason
 
     def _take_sizes(
-        self, asked: _Asked, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
+        self, asked: _AskedPlan, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
     ) -> None:
         """Make the tier plan of the chosen sizes, and a notice where no table has any."""
         sizes = chosen.planned
@@ -491,7 +491,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             raise DataError(f"{self.slot}: {self.name}: {error}") from error
 
     def _beside_or_own(
-        self, reason: str, own: ShardingPlan, asked: _Asked
+        self, reason: str, own: ShardingPlan, asked: _AskedPlan
     ) -> tuple[str, ShardingPlan]:
         """The plan beside the tier plan; or the planner's `own` one, and a notice, where a step is
         slower with tiers and nobody forced them, or where they leave no room."""
@@ -507,13 +507,13 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._notices.append(Unused(what=f"{self.slot}: {self.name}", why=slower, cure=cure))
         return f"{reason}\n{slower}", own
 
-    def _plan_of_others(self, asked: _Asked) -> ShardingPlan:
+    def _plan_of_others(self, asked: _AskedPlan) -> ShardingPlan:
         """The plan of the planner behind, beside tables that it must have row-wise."""
         self._behind, plan, _ = self._beside_tiers(asked)
         assert plan is not None  # only a planner that chose sizes goes without one
         return plan
 
-    def _beside_tiers(self, asked: _Asked) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
+    def _beside_tiers(self, asked: _AskedPlan) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
         """The planner behind, which has the tables with sizes row-wise; its plan, if it finds one;
         and what to say if a step is slower by it, or if replicas leave no room for any plan."""
         others, homes = self._others_planner(), asked.homes
@@ -562,7 +562,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Leave every table to the planner behind."""
         self.tier_plan, self._held = None, ()
 
-    def _kernel_rows(self, asked: _Asked) -> KernelRows:
+    def _kernel_rows(self, asked: _AskedPlan) -> KernelRows:
         """What checks that kernels have rows on all ranks; tables in files are those for which
         memory has no room."""
         files = self.found if self.all_mapped else asked.homes.mapped
@@ -670,7 +670,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _AskedPlan:
     """What a plan is asked for."""
 
     model: nn.Module
