@@ -89,6 +89,11 @@ def gathering(world: ProcessGroup, device: torch.device, lookups: int) -> Callab
     return lambda: torch.index_select(table, 0, rows, out=out)
 
 
+def float32_zeros(shape: int | tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros of 4 bytes each, whatever type a process has by default."""
+    return torch.zeros(shape, dtype=torch.float32, device=device)
+
+
 def _updating(device: torch.device) -> Callable[[], object]:
     """Rows looked up and stepped, each once. What the lookup takes of it is a tenth."""
     kernel = rows_kernel(TABLE_ROWS, ROW_BYTES // 4, device)
@@ -138,11 +143,6 @@ def _small_operations(ids: Tensor) -> None:
     for _ in range(OPERATIONS // 4):
         kept = ids[ids >= 0]
         torch.cat([kept, ids]).cumsum(0)
-
-
-def float32_zeros(shape: int | tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros of 4 bytes each, whatever type a process has by default."""
-    return torch.zeros(shape, dtype=torch.float32, device=device)
 
 
 def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:
