@@ -152,11 +152,11 @@ def test_weights_count() -> None:
 
 
 def test_what_cannot_weigh_refuses() -> None:
-    for pooling, name in (
-        (build_attention(AttentionConfig(), Context()), "Attention"),
-        (build_max(ReduceConfig(), Context()), "Reduce"),
+    for pooling in (
+        build_attention(AttentionConfig(), Context()),
+        build_max(ReduceConfig(), Context()),
     ):
-        with pytest.raises(RegistryError, match=rf"pooling.history: {name} does not weigh") as told:
+        with pytest.raises(RegistryError, match="this pooling does not weigh") as told:
             built("sum", pooling)
         assert "or from a step of `preprocess`" in str(told.value)
     features = _unweighted(batch_of(6).features)

@@ -239,10 +239,10 @@ def build_sequence_dlrm(config: SequenceDlrmConfig, context: Context) -> nn.Modu
             )
         if feature.scored and not getattr(pooling, "takes_weights", False):
             raise RegistryError(
-                f"{type(pooling).__name__} does not weigh the ids of {feature.name!r}, which are "
-                "scored: it works only with sums and means of weighted embeddings. Choose `sum` or "
-                "`mean`, or take the weights away: they come from `scored` in its entry of the "
-                "schema, or from a step of `preprocess` such as compute_score.",
+                f"this pooling does not weigh the ids of {feature.name!r}, which are scored. "
+                "Choose `sum` or `mean`, which take weighted embeddings, or take the weights away: "
+                "they come from `scored` in its entry of the schema, or from a step of "
+                "`preprocess` such as compute_score.",
                 where=f"pooling.{feature.name}",
             )
         pooled.append(Pooled(feature.name, pooling, query, feature.scored))
