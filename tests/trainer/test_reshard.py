@@ -235,6 +235,27 @@ def test_fixed_streams_go_on_with_the_same_batches(
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=LOSS)
 
 
+def test_a_line_of_metrics_weighs_steps_alike_on_whatever_ranks(
+    folder: Path, gloo_pool: GlooPool
+) -> None:
+    options = [*STREAMS, "train.steps=5", "train.log_every=5"]
+    options += ["train.checkpoint_every=2", "train.keep_checkpoints=3"]
+    gloo_pool.run(run, str(folder), "line-0", options)
+    found = []
+    for before, ranks, step in (("line-0", 1, 2), ("line-1", 2, 4)):
+        name = f"line-{ranks}"
+        checkpoint = folder / before / f"checkpoints/step-{step:08}"
+        reshard(checkpoint, folder / name, ranks, 64 // ranks)
+        here = [*options, f"train.batch_size={64 // ranks}"]
+        gloo_pool.run(run, str(folder), name, here, True, world_size=ranks)
+        found += [one for one in metrics(folder, name) if one["kind"] == "train"]
+    (expected,) = (one for one in metrics(folder, "line-0") if one["kind"] == "train")
+    assert [one["step"] for one in found] == [5, 5]
+    for line in found:
+        assert line["loss"] == pytest.approx(expected["loss"], abs=LOSS)
+        assert line["ne"] == pytest.approx(expected["ne"], abs=1e-5)
+
+
 def test_as_many_ranks_go_on_where_they_were_without_streams_too(folder: Path) -> None:
     checkpoint = checkpoint_of(folder / "two")
     found = for_ranks(checkpoint, 2)

@@ -91,7 +91,9 @@ class OtherRanks:
             states = [read_rank(self.checkpoint, one) for one in range(self.ranks_before)]
             every = [state.get("so_far", {}) for state in states]
             if windows := [one["window"] for one in every if "window" in one]:
-                kept["window"] = joined_windows(windows)
+                kept["window"] = joined_windows(
+                    windows, ranks_before=self.ranks_before, ranks=self.ranks
+                )
         return kept
 
     def goes_on(self) -> str:

@@ -291,16 +291,20 @@ class LabelMetrics:
         return {label.name: window.calibration for label, window in both if is_ranked(label)}
 
 
-def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the `LabelMetrics` of several ranks have collected, as the state of one."""
+def joined_windows(
+    states: Sequence[Mapping[str, Any]], *, ranks_before: int, ranks: int
+) -> dict[str, Any]:
+    """What the `LabelMetrics` of all `ranks_before` have collected, as the state of one of `ranks`
+    whose others have collected nothing. The steps so far count as much as those to come."""
     windows = []
     for parts in zip(*(state["windows"] for state in states), strict=True):
         outputs = [
             np.frombuffer(base64.b64decode(part["outputs"])).reshape(3, -1) for part in parts
         ]
+        losses = [loss for part in parts for loss in part["losses"]]
         windows.append(
             {
-                "losses": [loss for part in parts for loss in part["losses"]],
+                "losses": _for_ranks(losses, ranks_before, ranks),
                 "states": np.sum([part["states"] for part in parts], axis=0).tolist(),
                 "sizes": [size for part in parts for size in part["sizes"]],
                 "outputs": base64.b64encode(np.concatenate(outputs, 1).tobytes()).decode(),
@@ -311,6 +315,13 @@ def joined_windows(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name in ("errors", "samples")
     }
     return {"windows": windows, **sums}
+
+
+def _for_ranks(losses: list[float], ranks_before: int, ranks: int) -> list[float]:
+    """Losses of the same mean, as many as other ranks would have added in as many steps."""
+    if not losses:
+        return []
+    return [math.fsum(losses) / len(losses)] * (len(losses) * ranks // ranks_before)
 
 
 def is_ranked(label: Label) -> bool:
