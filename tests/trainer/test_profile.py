@@ -156,6 +156,25 @@ def test_a_short_run_says_that_it_is(
     assert "4 steps are too few to profile 5 of them" in capfd.readouterr().out
 
 
+def left_behind(registry: dict[str, Any]) -> tuple[int, int, bool]:
+    """On a rank: the step at which a run ended, the hooks that are left, and whether kineto still
+    records."""
+    summary, hooks = trained(registry)
+    return summary["step"], hooks, torch.autograd._profiler_enabled()
+
+
+def test_a_run_that_ends_among_the_watched_steps_leaves_nothing(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """kineto ended ranks with SIGSEGV in the next run of the same processes that was profiled."""
+    train = {"batch_size": 16, "steps": 16, "log_every": 4, "checkpoint_every": 0}
+    train |= {"device": "cpu", "run": str(tmp_path / "run"), "profile_steps": 6}
+    stops = {"use": "early_stopping", "split": "train", "patience": 1, "min_delta": 10.0}
+    registry = {**REGISTRY, "folder": str(tmp_path / "data"), "train": train, "callbacks": [stops]}
+    load(registry).prepare()
+    assert gloo_pool.run(left_behind, registry) == [(9, 0, False)] * 2  # steps 5 to 10 are watched
+
+
 def profile_is_freed() -> bool:
     """On a rank: whether nothing of the profile is left once it is finished."""
     profile = StepProfiler(nn.Module(), CPU, start=0, stop=20, after=2, steps=2)

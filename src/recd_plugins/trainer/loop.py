@@ -167,6 +167,7 @@ class Loop:
             raise self._interruption(error) from error
         finally:
             update.remove()
+            self._profile.close()
             self._callbacks.call("close")
             self._stack.together = bool
 

@@ -93,9 +93,7 @@ class StepProfiler:
         The trace is written to `trace`, for chrome://tracing or ui.perfetto.dev.
         """
         assert self._profiler is not None
-        self._profiler.stop()
-        for handle in self._handles:
-            handle.remove()
+        self._stop(self._profiler)
         if trace is not None:
             self._profiler.export_chrome_trace(str(trace))
         spans, device = spans_of(self._profiler, self._device)
@@ -107,6 +105,20 @@ class StepProfiler:
         dist.all_reduce(mean)
         mean *= 1e3 / self._steps / dist.get_world_size()
         return dict(zip(PARTS, mean.tolist(), strict=True))
+
+    def close(self) -> None:
+        """Drop what a run that ended among these steps has recorded: kineto would go on recording,
+        and crashed in the process's next profile."""
+        if self._profiler is not None:
+            self._shown.close()
+            self._stop(self._profiler)
+            self._profiler = None
+            gc.collect()  # as after `finish`
+
+    def _stop(self, profiler: profile) -> None:
+        profiler.stop()
+        for handle in self._handles:
+            handle.remove()
 
     def _start(self) -> profile:
         for name, module in pooling_modules(self._model):
