@@ -122,7 +122,7 @@ def serving(stack: Stack, workers: int, options: WorkerOptions) -> Iterator[Flee
     fleet = Fleet(NO_CREDENTIALS, workers)
     for worker in there:
         Thread(target=worker.serve, daemon=True).start()
-    fleet.now({seat: worker.address for seat, worker in enumerate(there)})
+    fleet.set_workers({seat: worker.address for seat, worker in enumerate(there)})
     try:
         yield fleet
     finally:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import pickle
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.stack.looked_up import compare_features
 from recd_plugins.testing.batches import from_lists, random_batch, to_lists
 from recd_plugins.testing.conformance import check_record
 
@@ -537,11 +539,18 @@ def test_weights_that_no_collection_takes_are_told() -> None:
 
     chain = [{"use": "first_x", "n": 2}, {"use": "compute_score", "features": ["a", "b"]}]
     stack = rp.load({"plugins": ["recd_dsi"], "preprocess": chain})
+    compared = partial(
+        compare_features,
+        registry=stack.registry,
+        steps=stack._features,
+        usage=stack._usage,
+        own=True,
+    )
     weighted = [bags("a", weighted=True), bags("b", weighted=True)]
-    stack._compare_features(nn.ModuleList(weighted), own=True)  # a warning would fail the test
+    compared(nn.ModuleList(weighted))  # a warning would fail the test
     says = r"^preprocess\[1\]: compute_score is not needed: the ids of feature b get weights by it"
     with pytest.warns(NoticeWarning, match=says):
-        stack._compare_features(nn.ModuleList([weighted[0], bags("b", weighted=False)]), own=True)
+        compared(nn.ModuleList([weighted[0], bags("b", weighted=False)]))
 
 
 CHAINS: list[list[dict[str, Any]]] = [

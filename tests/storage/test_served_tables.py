@@ -97,7 +97,7 @@ def served(stack: Stack, loader: ServiceLoader) -> list[Batch]:
     worker = Worker(Delivery.from_text(stack.delivery().text()), WorkerOptions())
     Thread(target=worker.serve, daemon=True).start()
     fleet = Fleet(NO_CREDENTIALS, 1)
-    fleet.now({0: worker.address})
+    fleet.set_workers({0: worker.address})
     loader.fleet = lambda: fleet
     try:
         with closing(loader):
