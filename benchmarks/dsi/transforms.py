@@ -18,7 +18,7 @@ from recd_plugins.api import Context
 from recd_plugins.api.batch import InverseKeyedJaggedTensor, RowWise
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.config import parse
-from recd_plugins.data.transform import BatchTransform
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 
 __all__ = ["CHAIN", "DENSE", "IN_PLACE", "NEW", "transforms"]
 

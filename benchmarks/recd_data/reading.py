@@ -13,13 +13,13 @@ from benchmarks.limits import decoding
 from recd_dedup.dedup.converters import Exact
 from recd_dsi.transforms import FirstX, SigridHash
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
+from recd_plugins.data.read_seconds import CONVERT, GATHER
 from recd_plugins.data.reader.local_loader import LocalLoader
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.reader.order import SessionOrder
-from recd_plugins.data.reader.read_seconds import CONVERT, GATHER
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.slots import Context, Loader, Preprocess
 from recd_plugins.sparse.groups import Groups
 

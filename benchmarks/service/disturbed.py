@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.harness import Figure
 from benchmarks.service.registries import LOCAL, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 
 __all__ = ["stall"]
 

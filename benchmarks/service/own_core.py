@@ -13,7 +13,7 @@ from benchmarks.harness import Figure, alternate, spread
 from benchmarks.service.processes import cores, on_cores, worker_of
 from benchmarks.service.rates import ONE, ROWS_TARGETS, WAYS, rows_of
 from benchmarks.service.registries import KINDS, LOCAL, service, stack_of
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 from recd_plugins.data.batch import Batch
 
 __all__ = ["missing_cores", "own_core"]

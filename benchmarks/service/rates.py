@@ -18,7 +18,7 @@ from benchmarks.service.processes import cores, processor_seconds, worker_of
 from benchmarks.service.registries import KINDS, LOCAL, SEQUENCES, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.maker import TOGETHER
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.wired_batch import batch_to_record, joined_records
 from recd_plugins.sparse.jagged import without

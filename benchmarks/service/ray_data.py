@@ -23,7 +23,7 @@ from benchmarks.harness import Figure, alternate, spread
 from benchmarks.service.rates import ONE, rows_of
 from benchmarks.service.registries import MODULO, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 from recd_dsi.transforms import SigridHash
 from recd_plugins.data.table import Table
 from recd_plugins.testing.resume import assert_same_batch

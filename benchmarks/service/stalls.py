@@ -12,7 +12,7 @@ from benchmarks.harness import Figure, alternate, spread
 from benchmarks.service.rates import ONE, rows_of
 from benchmarks.service.registries import LOCAL, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 from recd_plugins.api import Loader
 
 __all__ = ["stalls"]

@@ -36,8 +36,8 @@ from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
 from recd_plugins.cli.loss_curve import steps_to_loss
 from recd_plugins.cli.main import app
+from recd_plugins.data.progress import silent
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import silent
 from recd_plugins.embedding.adapt import DEDUP_COLLECTIONS
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
 from recd_plugins.hooks.imported import Provider

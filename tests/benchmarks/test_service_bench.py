@@ -19,7 +19,7 @@ from benchmarks.service.rates import one_worker, second_job, wire
 from benchmarks.service.ray_data import Hashed
 from benchmarks.service.registries import MODULO
 from benchmarks.service.stalls import stalls
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 from recd_dsi.transforms import SigridHash
 
 SIZES = {"samples": 1_500, "batch_size": 64}

@@ -15,7 +15,7 @@ from torchrec.distributed.train_pipeline import Tracer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.transform import BatchTransform
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 
 
 class PlusOne(nn.Module):

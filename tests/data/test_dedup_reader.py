@@ -14,11 +14,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_dedup.dedup.converters import Exact, Partial
 from recd_dsi.transforms import Clamp, FirstX, SigridHash
 from recd_plugins.data.columns import Columns
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import PluginError
 from recd_plugins.slots import Context
 from recd_plugins.testing.batches import to_lists

@@ -268,7 +268,7 @@ def assert_alike(found: Any, right: Any, where: str = "") -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("seed", range(FIRST, LAST, 20))
 def test_the_reader_service_reads_a_drawn_table_alike(seed: int, tmp_path: Path) -> None:
-    from recd_dsi.service.reader import end_workers
+    from recd_dsi.service.process_fleets import end_workers
 
     try:
         check_service(drawn(seed, tmp_path))

@@ -19,12 +19,12 @@ from test_drawn_tables import assert_alike, rows_as_told
 
 from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing import whole_lines
 from recd_plugins.data.importing.surveying import sample
 from recd_plugins.data.importing.surveying.asked_types import types_asked
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
+from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError

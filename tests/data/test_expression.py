@@ -163,7 +163,7 @@ def test_times_that_are_texts_compare_as_texts() -> None:
         ("", "is empty", ""),
         ('contry == "DE"', "did you mean 'country'?", 'contry == "DE"'),
         ('country = "DE"', "write `==`", "="),
-        ('n == "a"', "does not compare with a text", 'n == "a"'),
+        ('n == "a"', "does not compare with a text. Write a value of its type", 'n == "a"'),
         ("n == 2024-05-01", "does not compare with a date", "n == 2024-05-01"),
         ("country > 3", "does not compare with a number", "country > 3"),
         ("ids == 3", "lists compare with nothing", "ids == 3"),

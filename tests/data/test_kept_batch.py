@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -68,5 +69,13 @@ def test_unique_samples_are_laid_out(tmp_path: Path, kind: type) -> None:
 
 def test_what_is_no_batch_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no")
-    with pytest.raises(DataError, match="text: is no Arrow file"):
-        read_batch(tmp_path / "text")
+    others = pa.table({"a": [1]})
+    with (
+        pa.OSFile(str(tmp_path / "other"), "wb") as file,
+        pa.ipc.new_file(file, others.schema) as to,
+    ):
+        to.write_table(others)
+    wrong = {"text": "is no Arrow file", "other": "is an Arrow file, but not of a batch"}
+    for name, what in wrong.items():
+        with pytest.raises(DataError, match=f"{name}: {what}.*the folder `diverged` of the run"):
+            read_batch(tmp_path / name)

@@ -16,9 +16,9 @@ from recd_dedup.dedup.converters import Exact, Partial
 from recd_plugins.data import kept_stripes as module
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.kept_stripes import KeptStripes, keeping_stripes, kept_stripes
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.stripes import Stripe, read_stripe
 from recd_plugins.data.table import Table
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.testing.resume import assert_same_batch
 
 GROUPS = (("history",),)

@@ -201,7 +201,7 @@ def test_what_cannot_be_rewritten_is_named(tmp_path: Path) -> None:
     source = wide(tmp_path / "t")
     for config, message in (
         (RewriteConfig(flatten=("n",)), "no column 'n' to flatten; .*'m'|Known"),
-        (RewriteConfig(flatten=("c1",)), "only a map from integers or texts"),
+        (RewriteConfig(flatten=("c1",)), "only a map from .*Name another column"),
         (RewriteConfig(first=("c99",)), "no column 'c99' to come first"),
     ):
         with pytest.raises(DataError, match=message):
@@ -241,6 +241,14 @@ def test_a_line_that_is_none_of_a_read_log_is_named(tmp_path: Path, line: str) -
     log.write_text(line + "\n" + log.read_text())
     with pytest.raises(DataError, match=r"reads\.jsonl:1: is not a line of a read log"):
         popularity(log)
+
+
+def test_a_read_log_that_cannot_be_reached_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"folder: .* be written .*`reader\.read_log`"):
+        note_reading(tmp_path / "folder", Path("t"), ["a"])
+    with pytest.raises(DataError, match=r"folder: .* be read .*`reader\.read_log`"):
+        popularity(tmp_path / "folder")
 
 
 def test_a_read_log_of_which_nothing_counts_is_refused(tmp_path: Path) -> None:
@@ -337,3 +345,9 @@ def test_chunks_are_of_their_columns_whatever_dots_names_have(tmp_path: Path) ->
         "day": (sizes[6], "snappy"),
     }
     assert found.reading(["user.seen"]).wanted == sizes[3]
+
+
+def test_a_table_without_columns_is_named_with_a_remedy(tmp_path: Path) -> None:
+    pq.write_table(pa.table({}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: has no columns\. Name another table"):
+        layout_of(tmp_path / "a.parquet")

@@ -21,12 +21,12 @@ from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.kept_stripes import keeping_stripes
 from recd_plugins.data.parquet.left_out import LEFT_OUT
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.rewrite import RewriteConfig, rewrite
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context
 from recd_plugins.testing.resume import assert_same_batch, check_resume

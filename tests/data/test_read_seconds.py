@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from known_rows import open_loader
 
-from recd_plugins.data.preprocessing import ChosenTransform, steps_of
-from recd_plugins.data.reader.read_seconds import PARTS
+from recd_plugins.data.preprocess.batch_transform import BatchTransform, batch_steps
+from recd_plugins.data.preprocess.steps import ChosenTransform, steps_of
+from recd_plugins.data.read_seconds import PARTS
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.transform import BatchTransform, batch_steps
 
 NAP = 0.004
 

@@ -24,10 +24,10 @@ from known_rows import ROWS, SCHEMA, epoch, open_loader, write
 
 from recd_plugins.compat.copied_server import copy_as_fork_server
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.reader.batch_reader import DECODING
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RegistryError
 from recd_plugins.sparse.row_wise import RowWise
 

@@ -60,7 +60,7 @@ def test_features_are_added_behind_the_others_and_dropped_by_name() -> None:
     new = SparseFeature(name="new", num_ids=5)
     assert SCHEMA.add([new]).sparse == (*SCHEMA.sparse, new)
     assert SCHEMA.add([new]).drop(["new", "absent"]) == SCHEMA
-    with pytest.raises(RegistryError, match="column 'seen' is named twice"):
+    with pytest.raises(RegistryError, match=r"'seen' is named twice\. Name it once"):
         SCHEMA.add([SparseFeature(name="seen", num_ids=5)])
 
 

@@ -16,8 +16,8 @@ from recd_plugins.api.batch import Columns, Groups, InverseKeyedJaggedTensor
 from recd_plugins.api.data import Schema, SparseFeature, Table, TableWriter
 from recd_plugins.api.testing import check_record
 from recd_plugins.data.columns import JoinedColumns
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.testing.batches import from_lists, to_lists
 
 SCHEMA = Schema(

@@ -108,7 +108,7 @@ def test_a_table_replaces_the_one_before(tmp_path):
         ({"label": [0, None]}, "column 'label' holds 1 null"),
         ({"item": [None, [1]]}, "column 'item' holds 1 null"),
         ({"item": [[1], [None]]}, "column 'item' holds 1 null"),
-        ({"item": [1, 2]}, "column 'item' is int64, but must be a list of integers"),
+        ({"item": [1, 2]}, "column 'item' is int64, but must be a list of integers. Write"),
         ({"price": ["1", "2"]}, "column 'price' is string, but must be a number"),
     ],
 )

@@ -14,8 +14,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, JoinedColumns
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import PluginError
 from recd_plugins.testing.batches import from_lists, random_batch, to_lists
 from recd_plugins.testing.probe import SCHEMA

@@ -15,8 +15,8 @@ from recd_plugins.api.batch import Batch, InverseKeyedJaggedTensor
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.api.rows import with_feature, with_ids
 from recd_plugins.api.testing import random_batch
-from recd_plugins.data.preprocessing import ChosenTransform, steps_of
-from recd_plugins.data.transform import BatchTransform, batch_steps
+from recd_plugins.data.preprocess.batch_transform import BatchTransform, batch_steps
+from recd_plugins.data.preprocess.steps import ChosenTransform, steps_of
 from recd_plugins.errors import PluginError
 
 SCHEMA = Schema(

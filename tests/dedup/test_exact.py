@@ -14,10 +14,10 @@ from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
 from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Tables
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.slots import Context, DedupConverter

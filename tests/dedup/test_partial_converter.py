@@ -21,7 +21,7 @@ from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import JoinedColumns
 from recd_plugins.data.dataset import Dataset
-from recd_plugins.data.transform import BatchTransform
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.errors import RegistryError
 from recd_plugins.slots import Context, DedupRecord
 from recd_plugins.sparse.arrow import jagged_from_arrow

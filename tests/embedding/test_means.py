@@ -47,7 +47,7 @@ from trio import MINOR
 from recd_plugins.compat.mean_division import divided_wrongly
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
-from recd_plugins.embedding.means import with_means
+from recd_plugins.embedding.corrected_sharders import with_means
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.embedding.wrapped_sharder import AdjustingSharder
 from recd_plugins.notices import NoticeWarning

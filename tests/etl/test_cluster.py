@@ -14,8 +14,9 @@ from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, ta
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster, cluster_buckets
 from recd_dedup.hashing import bucket_of, mix
+from recd_plugins.data.progress import silent
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Table, silent
+from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context, EtlRecord

@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 import pyarrow as pa
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster
-from recd_plugins.data.table import Table, silent
+from recd_plugins.data.progress import silent
+from recd_plugins.data.table import Table
 from recd_plugins.slots import Context
 
 memory_gb, *sources = sys.argv[1:]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from forked import start_server
 
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 
 
 @pytest.fixture

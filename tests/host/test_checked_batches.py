@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.reader.local_loader import LocalLoader
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import CapabilityError, DataError, PluginError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.sample import SpreadsBatches

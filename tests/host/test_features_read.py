@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import recd_plugins as rp
 from recd_plugins.cli.main import app
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.preprocessing import ChosenTransform, narrowed, steps_of
+from recd_plugins.data.preprocess.steps import ChosenTransform, narrowed, steps_of
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.notices import NoticeWarning

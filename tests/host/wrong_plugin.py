@@ -26,8 +26,9 @@ from recd_plugins import hookimpl
 from recd_plugins.config import Config
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.notices import GivesNotices, Notice
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers

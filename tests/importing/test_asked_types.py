@@ -16,12 +16,12 @@ from strangers_files import PACKINGS, text
 
 from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing import whole_lines
 from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.asked_types import types_asked
 from recd_plugins.data.importing.surveying.survey import Survey, survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
+from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table

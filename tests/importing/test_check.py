@@ -15,9 +15,10 @@ from strangers_files import clicks, text, write
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.importing import reading, whole_lines
+from recd_plugins.data.importing import reading
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.table_files import files_of
+from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.batches import random_table

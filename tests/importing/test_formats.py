@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 from strangers_files import PACKINGS, clicks, text, write
 
-from recd_plugins.data.importing import formats, reading, whole_lines
+from recd_plugins.data.importing import formats, reading
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.reading import Position, blocks
 from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError
 
@@ -119,6 +120,7 @@ def test_a_quoted_line_end_ends_no_block(tmp_path: Path, monkeypatch: pytest.Mon
         (b"a,b\n1,caf\xe9\n", "data:2: holds bytes that are no UTF-8"),
         (b'[{"a": 1}]', "begins a JSON array. Write one object per line"),
         (b'{"a": 1}\n{"a": \n', "data:2: is no JSON object on one line"),
+        (b'{"a": 1}\n[1]\n', "data:2: is no JSON object, but .*Write an object there"),
         (b"\x00\x01\x02\x00", "neither Parquet nor text"),
         (b"Obj\x01\x04\x14avro.codec", "an Avro file. Write it as Parquet"),
         (b"\x1f\x9d\x90abc", r"compressed by compress. Unpack it \(uncompress\)"),

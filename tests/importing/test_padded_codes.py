@@ -22,13 +22,13 @@ from strangers_files import text
 from recd_plugins.config import parse
 from recd_plugins.data.conform.hashing import hash_texts
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing import whole_lines
-from recd_plugins.data.importing.padded_codes import first_padded
 from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.asked_types import types_asked
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import Imported, TableImport
+from recd_plugins.data.importing.text import whole_lines
+from recd_plugins.data.importing.text.padded_codes import first_padded
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table
 

@@ -22,10 +22,10 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import text_dates
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes, integers
-from recd_plugins.data.importing import whole_lines
 from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.errors import DataError
 
 

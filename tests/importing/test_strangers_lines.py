@@ -16,13 +16,13 @@ from strangers_files import text
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.data.importing import json_rows, whole_lines
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.proposing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.text import json_rows, whole_lines
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
 

@@ -26,7 +26,7 @@ from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import TableImport
-from recd_plugins.data.importing.text_lists import split_texts
+from recd_plugins.data.importing.text.text_lists import split_texts
 from recd_plugins.data.table import Table
 
 

@@ -22,13 +22,14 @@ from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
-from recd_plugins.data.importing import parting, reading, table_import, whole_lines
+from recd_plugins.data.importing import reading, row_split, table_import
 from recd_plugins.data.importing.negatives import Catalogue, Negatives, with_negatives
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
 from recd_plugins.data.importing.table_import import Imported, TableImport
+from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -143,7 +144,7 @@ def killed_amid(
     monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, changes: dict[str, Any]
 ) -> None:
     """Import, and end at the 17th block, as Ctrl-C does."""
-    made, calls = parting.conform, []
+    made, calls = row_split.conform, []
 
     def dies(*arguments: Any, **keywords: Any) -> pa.Table:
         calls.append(1)
@@ -152,7 +153,7 @@ def killed_amid(
         return made(*arguments, **keywords)
 
     with monkeypatch.context() as dying:
-        dying.setattr(parting, "conform", dies)
+        dying.setattr(row_split, "conform", dies)
         with pytest.raises(KeyboardInterrupt):
             imported(path, folder, changes)
 
@@ -478,7 +479,7 @@ def test_an_import_that_widened_a_column_goes_on_when_it_was_killed(
     item = {"name": "item_id", "num_ids": 5000, "ids": "vocabulary"}
     bare = {"session_id": None, "timestamp": None, "dense": [], "sparse": [item]}
     schema = parse(ForeignSchema, SCHEMA | bare, "schema")
-    made, calls = parting.conform, []
+    made, calls = row_split.conform, []
 
     def dies(*arguments: Any, **keywords: Any) -> pa.Table:
         calls.append(1)
@@ -489,10 +490,10 @@ def test_an_import_that_widened_a_column_goes_on_when_it_was_killed(
     def job() -> Imported:
         return TableImport(files, tmp_path / "t", schema, read_as, workers=1).run()
 
-    monkeypatch.setattr(parting, "conform", dies)
+    monkeypatch.setattr(row_split, "conform", dies)
     with pytest.raises(KeyboardInterrupt):
         job()
-    monkeypatch.setattr(parting, "conform", made)
+    monkeypatch.setattr(row_split, "conform", made)
     found = job()
     assert found.resumed >= 1
     assert [note.split(",")[0] for note in found.notes] == ["item_id: read as text"]
@@ -514,7 +515,7 @@ def test_the_command_says_what_it_made(tmp_path: Path) -> None:
     assert f"next: recd init '{tmp_path}/a b'" in result.stdout
     assert sum(Table.open(tmp_path / "a b" / one).num_rows for one in ("train", "test")) == kept
     wrong = CliRunner().invoke(app, [*arguments[:3], str(tmp_path / "u"), "--split-by", "user"])
-    assert (wrong.exit_code, "neither `time` nor `hash:COLUMN`" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "nor `hash:COLUMN`. Write one of" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("rows", "times"), [(2, 2), (19, 19), (400, 3)])

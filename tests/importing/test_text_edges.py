@@ -11,14 +11,15 @@ import pyarrow as pa
 import pytest
 from strangers_files import text
 
-from recd_plugins.data.importing import formats, whole_lines
+from recd_plugins.data.importing import formats
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit
-from recd_plugins.data.importing.encodings import BOM
-from recd_plugins.data.importing.json_rows import read_json
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.text import whole_lines
+from recd_plugins.data.importing.text.encodings import BOM
+from recd_plugins.data.importing.text.json_rows import read_json
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.errors import DataError

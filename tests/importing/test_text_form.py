@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.data.conform.dates import text_dates, texts_to_ms
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.importing import whole_lines
 from recd_plugins.data.importing.column_types import ColumnTypes
-from recd_plugins.data.importing.escaped_quotes import doubled
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.text import whole_lines
+from recd_plugins.data.importing.text.escaped_quotes import doubled
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError
 

@@ -19,8 +19,8 @@ from recd_plugins.data.importing.proposing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.importing.text.text_lists import split_texts
 from recd_plugins.data.importing.text_form import TextForm
-from recd_plugins.data.importing.text_lists import split_texts
 from recd_plugins.errors import DataError
 
 DRAW = np.random.default_rng(0)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_dlrm import recd_model
-from recd_dlrm.models.dlrm import ClickModel, DlrmConfig, DlrmDcnConfig, weighted_loss
+from recd_dlrm.models.click_model import ClickModel, weighted_loss
+from recd_dlrm.models.dlrm import DlrmConfig, DlrmDcnConfig
 from recd_plugins.data.schema import Label, Schema, SparseFeature, Vector
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.slots import Context

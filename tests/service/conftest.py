@@ -9,7 +9,7 @@ import pytest
 from forked import start_server
 from service_jobs import write_tables
 
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from service_jobs import stack_of, until
 from benchmarks.service.proxy import Proxy
 from recd_dsi.service.buffer import Buffer, DiskCache, Key, size_of
 from recd_dsi.service.calls import Caller
-from recd_dsi.service.coordinator import MOST_INTERVAL, SILENCE, Coordinator, Members
+from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.coordinator_callers import join, watch_members
 from recd_dsi.service.credentials import NO_CREDENTIALS, Credentials
 from recd_dsi.service.fetching import LANES
@@ -32,11 +32,12 @@ from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.maker import AHEAD, Maker, _Announced
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.members import MOST_INTERVAL, SILENCE, Members
+from recd_dsi.service.process_fleets import end_workers
 from recd_dsi.service.shared_memory import SharedReader, WrittenOver
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.reader.read_seconds import HandedOver
+from recd_plugins.data.read_seconds import HandedOver
 from recd_plugins.data.wired_batch import batch_to_record
 from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
@@ -540,7 +541,8 @@ def test_a_coordinator_started_again_knows_its_workers_again_and_clients_keep_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # On a busy machine a client may come later to one that has just begun, and is to be believed.
-    monkeypatch.setattr("recd_dsi.service.coordinator.SILENCE", 1000.0)
+    for module in ("coordinator", "members"):
+        monkeypatch.setattr(f"recd_dsi.service.{module}.SILENCE", 1000.0)
     first = Coordinator()
     address, port = first.address, first.port
     for number in (1, 2, 3):

@@ -15,7 +15,7 @@ from benchmarks.service.faults import FAULTS
 from benchmarks.service.trials import prepare, trial
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.loader import ServiceLoader
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 from recd_plugins.errors import DataError, RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.testing.resume import assert_same_batch

@@ -28,11 +28,12 @@ from service_jobs import until
 from recd_dsi.service.addresses import host_and_port, is_loopback
 from recd_dsi.service.buffer import DiskCache, Key
 from recd_dsi.service.calls import answered
-from recd_dsi.service.coordinator import MOST_FACTS, Coordinator, Members
+from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.coordinator_callers import join, watch_members
 from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import MOST_STREAMS, BatchJob, Request
+from recd_dsi.service.members import MOST_FACTS, Members
 from recd_dsi.service.page import Page
 from recd_dsi.service.shared_memory import PLACE, NotShared, SharedReader
 from recd_plugins.errors import DataError, RegistryError

@@ -32,7 +32,8 @@ def page(tables: Path) -> Iterator[Page]:
     """Of a coordinator with a worker, from which a rank has taken some batches."""
     patches = pytest.MonkeyPatch()
     # On a busy machine those that are there say nothing for longer.
-    patches.setattr("recd_dsi.service.coordinator.SILENCE", 1000.0)
+    for module in ("coordinator", "members"):
+        patches.setattr(f"recd_dsi.service.{module}.SILENCE", 1000.0)
     coordinator = Coordinator()
     stack = stack_of(
         tables,

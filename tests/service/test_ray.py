@@ -14,8 +14,8 @@ from service_jobs import stack_of, until
 
 from recd_dsi.service.addresses import HOST
 from recd_dsi.service.credentials import Credentials
+from recd_dsi.service.process_fleets import end_workers
 from recd_dsi.service.ray_backend import host_of, joined, options_of, options_text
-from recd_dsi.service.reader import end_workers
 from recd_dsi.service.worker import WorkerOptions
 from recd_plugins.errors import CapabilityError
 from recd_plugins.testing.resume import assert_same_batch

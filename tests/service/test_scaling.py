@@ -15,7 +15,7 @@ from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.credentials import NO_CREDENTIALS
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.page import metrics
-from recd_dsi.service.reader import end_workers
+from recd_dsi.service.process_fleets import end_workers
 from recd_dsi.service.scaling import Bounds, Scaling
 from recd_plugins import load
 from recd_plugins.errors import RegistryError

@@ -14,8 +14,9 @@ from recd_dsi.service.addresses import HOST, address_of, check_callable, host_an
 from recd_dsi.service.calls import Caller, Refused, answered, flight_error, reason
 from recd_dsi.service.coordinator import Coordinator
 from recd_dsi.service.credentials import credentials_of
+from recd_dsi.service.process_fleets import fleet_of
 from recd_dsi.service.ray_backend import joined
-from recd_dsi.service.reader import ServiceReaderConfig, fleet_of
+from recd_dsi.service.reader import ServiceReaderConfig
 from recd_plugins.data.stripes import DamagedStripe
 from recd_plugins.errors import (
     CapabilityError,

@@ -30,8 +30,9 @@ from recd_dedup.stats import measure
 from recd_dedup.stats.measure import SessionStats, SessionStatsConfig, build_session_stats
 from recd_dedup.stats.repeats import BatchRepeats, SessionRepeats, agreement, groups
 from recd_dedup.stats.session_rows import SessionRows, blocks
+from recd_plugins.data.progress import silent
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Table, silent
+from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.slots import Context, StatsRecord
@@ -342,3 +343,10 @@ def test_little_memory_takes_more_blocks_and_buckets_and_counts_the_same(tmp_pat
     row_bytes = 150
     little = measured(table, tmp_path, batch_size=16, memory_gb=8 * 60 * row_bytes / 1e9)
     assert little == measured(table, tmp_path, batch_size=16)
+
+
+def test_the_notes_say_what_measured_figures_count(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "table", interleaved(5))
+    found = SessionStats(SessionStatsConfig(), tmp_path / "scratch").measure(table, silent)
+    notes = [note for one in found.tables for note in one.notes]
+    assert "Measured ones count equal lists of different sessions too." in notes

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from recd_plugins.config import Config
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.stats_report import StatsReport, StatsTable
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.table import Table
 from recd_plugins.slots import Context, StatsRecord
 from recd_plugins.testing.conformance import ContractBroken, check_record
 

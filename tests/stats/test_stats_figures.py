@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from recd_dedup.stats.measure import SessionStats, SessionStatsConfig
 from recd_plugins.cli.main import app
+from recd_plugins.data.progress import silent
 from recd_plugins.data.stats_report import StatsReport
-from recd_plugins.data.table import silent
 
 PLUGIN = """
 from recd_dedup.stats.measure import SessionStatsConfig, build_session_stats

@@ -15,8 +15,9 @@ import pytest
 from contract_records import Rate, broken, record
 
 from recd_plugins.config import Config
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.stats_report import StatsReport
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.hooks.manager import Catalog
 from recd_plugins.slots import SLOTS, Record, StatsRecord

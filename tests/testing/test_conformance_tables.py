@@ -15,8 +15,9 @@ import pytest
 from contract_records import broken, record
 
 from recd_plugins.data.dataset import Dataset, Split
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.slots import DatasetRecord, EtlRecord
 from recd_plugins.testing.conformance import check_record

@@ -35,7 +35,7 @@ def decoded_bytes(table: Table) -> int:
     for stripe in table.stripes:
         groups.setdefault(stripe.file, []).append(stripe.group)
     return sum(
-        _group_bytes(opened.metadata, group, columns, opened.longer)
+        _group_bytes(opened.metadata, group, columns, opened.dedupe_factor)
         for file, of_file in groups.items()
         for opened in [table.opened(file)]
         for group in of_file
@@ -74,14 +74,17 @@ def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
     try:
         return chunk.cast(arrow, safe=False)
     except pa.ArrowException as error:
-        raise DataError(f"{where}: does not fit its schema ({error}).") from error
+        raise DataError(
+            f"{where}: does not fit its schema ({error}). Write the table again, or correct the "
+            "schema."
+        ) from error
 
 
 def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table]:
     columns = table.file_columns(table.schema.columns)
     # With a buffer, the huge column chunks of a foreign file are not read whole.
     with table.opened(stripe.file, buffer_size=1 << 20) as file:
-        per_row = _group_bytes(file.metadata, stripe.group, columns, file.longer) / (
+        per_row = _group_bytes(file.metadata, stripe.group, columns, file.dedupe_factor) / (
             stripe.stored or stripe.num_rows
         )
         batches = file.iter_batches(
@@ -94,9 +97,12 @@ def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table
 
 
 def _group_bytes(
-    footer: pq.FileMetaData, group: int, columns: Sequence[str], longer: Callable[[str], float]
+    footer: pq.FileMetaData,
+    group: int,
+    columns: Sequence[str],
+    dedupe_factor: Callable[[str], float],
 ) -> int:
-    """The memory that some columns take; `longer` is `OpenedFile.longer`."""
+    """The memory that some columns take; `dedupe_factor` is that of an `OpenedFile`."""
     found = footer.row_group(group)
     total = 0
     for index in range(found.num_columns):
@@ -105,6 +111,6 @@ def _group_bytes(
         if column.path_in_schema in columns:
             total += column.num_values * ID_BYTES
         elif list_name in columns:
-            ids = math.ceil(column.num_values * longer(list_name))
+            ids = math.ceil(column.num_values * dedupe_factor(list_name))
             total += ids * ID_BYTES + found.num_rows * OFFSET_BYTES
     return total

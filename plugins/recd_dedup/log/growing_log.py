@@ -27,8 +27,8 @@ from typing import Annotated, Any
 
 import pyarrow.compute as pc
 
+from recd_dedup.log.checked_log import CheckedGrowingLog
 from recd_dedup.log.deleted import DeletedMessages
-from recd_dedup.log.held_log import HeldGrowingLog
 from recd_dedup.log.kafka import KafkaLog
 from recd_dedup.log.log_period import LogPeriod, MessagesDigest, PeriodManifest
 from recd_dedup.log.logged_dataset import LoggedConfig
@@ -106,7 +106,7 @@ class GrowingLogDataset(GrowingDataset):
     def __init__(
         self,
         config: GrowingLogConfig,
-        log: GrowingLog | HeldGrowingLog,
+        log: GrowingLog | CheckedGrowingLog,
         folder: Path,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -421,4 +421,4 @@ def build_growing_log(config: GrowingLogConfig, context: Context) -> GrowingLogD
             "log",
         )
     ours = isinstance(log, KafkaLog | ZstdShards)
-    return GrowingLogDataset(config, log if ours else HeldGrowingLog(log), context.folder)
+    return GrowingLogDataset(config, log if ours else CheckedGrowingLog(log), context.folder)

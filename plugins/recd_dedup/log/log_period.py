@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_dedup.log.checked_log import CheckedGrowingLog
 from recd_dedup.log.codec import flat
 from recd_dedup.log.deleted import ExpiredMessages
-from recd_dedup.log.held_log import HeldGrowingLog
 from recd_dedup.log.period_join import COUNTS, PeriodBounds, PeriodJoin, PeriodReport
 from recd_plugins.api import DataError, GrowingLog
 from recd_plugins.api.data import (
@@ -82,7 +82,7 @@ class LogPeriod(Period):
     def __init__(
         self,
         config: GrowingLogConfig,
-        log: GrowingLog | HeldGrowingLog,
+        log: GrowingLog | CheckedGrowingLog,
         manifest: PeriodManifest,
         ends_of: Callable[[int], Mapping[str, int]],
         vocabularies: Mapping[Location, str] = {},

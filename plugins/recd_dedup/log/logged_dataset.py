@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar
 import pyarrow as pa
 
 from recd_dedup.hashing import uniforms
+from recd_dedup.log.checked_log import CheckedLog
 from recd_dedup.log.codec import Decoder, MessageCodec
-from recd_dedup.log.held_log import HeldLog
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.json_messages import JsonDecoder, JsonMessages
 from recd_dedup.log.kafka import KafkaLog
@@ -137,7 +137,7 @@ class LoggedSamples(Dataset):
     """Joins once if both splits become tables, and else once for each; `reports` says what each of
     these joins found."""
 
-    def __init__(self, config: LoggedConfig, log: HeldLog | Snapshot) -> None:
+    def __init__(self, config: LoggedConfig, log: CheckedLog | Snapshot) -> None:
         self.config = config
         self.reports: dict[Split, JoinReport] = {}
         self._log = log
@@ -197,4 +197,4 @@ def build_logged(config: LoggedConfig, context: Context) -> LoggedSamples:
     log: LogStore = context.neighbours["log"]
     if isinstance(log, KafkaLog | ZstdShards):  # it may grow while ranks ask for tables
         return LoggedSamples(config, Snapshot(log, context.folder))
-    return LoggedSamples(config, HeldLog(log))
+    return LoggedSamples(config, CheckedLog(log))

@@ -53,14 +53,14 @@ class SessionCounts:
 
     table: Table
     config: SessionStatsConfig
-    clustered: bool
+    was_clustered: bool
     """Whether the stored table was already clustered by session."""
     rows: int
     """How many of the table's rows were measured."""
     sessions: SessionRepeats
     stored: BatchRepeats
     """Counts of batches in the table's stored order."""
-    coalesced: BatchRepeats
+    clustered: BatchRepeats
     """Counts of batches of the table clustered by session."""
 
 
@@ -85,15 +85,15 @@ class SessionStats:
 
         _check(table)
         narrow, names = without_dense(table), table.schema.sparse_names
-        stored, coalesced = BatchRepeats(names), BatchRepeats(names)
+        stored, clustered = BatchRepeats(names), BatchRepeats(names)
         sessions = SessionRepeats(names)
         for batch in self._batches(narrow, progress):
             stored.add(batch)
         self._scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="stats-", dir=self._scratch) as folder:
             sample = self._sample(narrow, Path(folder) / "sample", progress)
-            clustered = _is_clustered(sample)
-            if not clustered:
+            was_clustered = _is_clustered(sample)
+            if not was_clustered:
                 step = ClusterBySession(ClusterConfig(memory_gb=self._config.memory_gb))
                 sample = without_dense(step.run(sample, Path(folder) / "clustered", progress))
             reported = _reported(chunks(sample), "sessions", progress, sample.num_rows)
@@ -102,15 +102,15 @@ class SessionStats:
             sessions.close()
             reported = _reported(chunks(sample), "batches clustered", progress, sample.num_rows)
             for batch in batches(reported, narrow.schema, self._config.batch_size):
-                coalesced.add(batch)
+                clustered.add(batch)
         return SessionCounts(
             table=table,
             config=self._config,
-            clustered=clustered,
+            was_clustered=was_clustered,
             rows=sessions.sizes.num_samples,
             sessions=sessions,
             stored=stored,
-            coalesced=coalesced,
+            clustered=clustered,
         )
 
     def _batches(self, table: Table, progress: Progress) -> Iterator[SessionRows]:

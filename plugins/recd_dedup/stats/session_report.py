@@ -55,7 +55,7 @@ def _values(measured: SessionCounts) -> dict[str, Any]:
             "exact": found.exact,
             "partial": found.partial,
             "stored": measured.stored.dedupe(feature.name),
-            "clustered": measured.coalesced.dedupe(feature.name),
+            "clustered": measured.clustered.dedupe(feature.name),
         }
         for feature in schema.sparse
         for found in [sessions.features[feature.name]]
@@ -66,12 +66,12 @@ def _values(measured: SessionCounts) -> dict[str, Any]:
     return {
         "rows": measured.table.num_rows,
         "measured_rows": measured.rows,
-        "is_clustered": measured.clustered,
+        "is_clustered": measured.was_clustered,
         "batch_size": measured.config.batch_size,
         "samples_per_session": {
             "table": sessions.sizes.values(),
             "batch_stored": measured.stored.sizes.values(),
-            "batch_clustered": measured.coalesced.sizes.values(),
+            "batch_clustered": measured.clustered.sizes.values(),
         },
         "duplicates": {
             "exact": _mean([one.exact for one in counts]),
@@ -168,7 +168,7 @@ def _dedupe(values: Mapping[str, Any]) -> StatsTable:
         notes=[
             "len, factor: DedupeLen (ids kept) and DedupeFactor, clustered by session.",
             f"stored: DedupeFactor in the table's own order, which {state} clustered.",
-            "SessionCounts ones count equal lists of different sessions too.",
+            "Measured ones count equal lists of different sessions too.",
         ],
     )
 

@@ -127,7 +127,10 @@ def _arrow_error(path: Path, header: list[str], message: str) -> DataError:
     """Arrow's message, preceded by the file, the line and the column's name."""
     found = re.search(r"(?:CSV column #(\d+): )?Row #(\d+): (.*)", message, re.DOTALL)
     if found is None:
-        return DataError(f"{path}: cannot be read as tab-separated text: {message}")
+        return DataError(
+            f"{path}: cannot be read as tab-separated text ({message}). Correct it, or download "
+            "it again."
+        )
     column, line, reason = found.groups()
     return _value_error(path, int(line), header[int(column)] if column else None, reason)
 

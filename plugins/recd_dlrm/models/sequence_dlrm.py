@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recd_dlrm.models.click_model import click_model
 from recd_dlrm.models.dlrm import (
     DlrmConfig,
     bag_tables,
-    click_model,
     dense_width,
     sequence_tables,
     taken_schema,

@@ -14,9 +14,10 @@ import pyarrow.flight as flight
 
 from recd_dsi.service.addresses import host_and_port
 from recd_dsi.service.calls import Caller, reason
-from recd_dsi.service.coordinator import INTERVAL, MOST_INTERVAL, TIMEOUT
+from recd_dsi.service.coordinator import TIMEOUT
 from recd_dsi.service.credentials import Credentials
 from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.members import INTERVAL, MOST_INTERVAL
 from recd_plugins.api import DataError, RecdError
 
 __all__ = ["join", "watch_members"]

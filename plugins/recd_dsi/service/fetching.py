@@ -16,8 +16,9 @@ import pyarrow.flight as flight
 
 from recd_dsi.service.calls import Refused, answered, reason
 from recd_dsi.service.fleet import Fleet, Remote
-from recd_dsi.service.job import MOST_RANGES, BatchJob, Request, Turns
+from recd_dsi.service.job import MOST_RANGES, BatchJob, Request
 from recd_dsi.service.shared_memory import NotShared, SharedReader, WrittenOver
+from recd_dsi.service.turns import Turns
 from recd_plugins.api import DataError, PluginError, RecdError
 from recd_plugins.api.batch import Batch, batches_from_record
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from recd_dsi.service.fetching import Fetching, FetchingOptions, NobodyAnswers
 from recd_dsi.service.fleet import Fleet
-from recd_dsi.service.job import BatchJob, Turns
+from recd_dsi.service.job import BatchJob
 from recd_dsi.service.maker import TRIES
+from recd_dsi.service.turns import Turns
 from recd_plugins.api import DataError, NoticeWarning, RecdError, so_many
 from recd_plugins.api.batch import Batch, LocalLoader
 from recd_plugins.api.reading import DamagedStripe

@@ -266,7 +266,10 @@ class OpenJob:
     ) -> None:
         self._job, self._table, self._transform = job, table, transform
         if job.sessions != "split" and table.schema.session_id is None:
-            raise DataError(f"sessions: {job.sessions}, but the table has no sessions.")
+            raise DataError(
+                f"sessions: {job.sessions}, but the table has no sessions. Name its session_id in "
+                "`dataset.schema`, or write `sessions: split`."
+            )
         self._order = job.order(tuple(stripe.num_rows for stripe in table.stripes))
         self.length = self._order.num_batches
 

@@ -138,7 +138,10 @@ class RayBackend:
                         self._found = {one: self._found.get(one, {}) for one in self._actors}
             except Exception as error:  # otherwise it would go unnoticed that Ray itself ended
                 if not self._closed.is_set():
-                    self._error = CapabilityError(f"reader: Ray does not answer: {error}")
+                    self._error = CapabilityError(
+                        f"reader: Ray does not answer ({error}). Start it again, or choose "
+                        "`backend: local`."
+                    )
                     self._first.set()
                 return
             there = {seat: one["address"] for seat, one in enumerate(self._by_seat()) if one}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from recd_dsi.service.addresses import host_and_port
+from recd_dsi.service.process_fleets import fleet_of
 from recd_plugins.api import Config, Context, GivesNotices, Loader, Notice, Range, RegistryError
 from recd_plugins.api.data import Split, Table
 from recd_plugins.api.reading import (
@@ -24,8 +22,6 @@ from recd_plugins.api.reading import (
 )
 
 if TYPE_CHECKING:
-    from recd_dsi.service.credentials import Credentials
-    from recd_dsi.service.fleet import Backend, Fleet
     from recd_plugins.api.batch import Batch
 
 __all__ = ["ServiceReader", "ServiceReaderConfig", "build_service_reader"]
@@ -256,83 +252,3 @@ def build_service_reader(config: ServiceReaderConfig, context: Context) -> Servi
         local=LocalReader(local, seed=context.seed, pin_memory=pin_memory),
         delivery=context.delivery,
     )
-
-
-_LOCK = Lock()
-_FLEETS: dict[tuple[str, ServiceReaderConfig], Fleet] = {}
-"""The workers that this process started or found; all of its loaders share them."""
-
-
-def fleet_of(
-    config: ServiceReaderConfig, delivery: Delivery, rank: int, credentials: Credentials
-) -> Fleet:
-    """The workers of a registry; they are started if they are not there yet.
-
-    If the loaders of several ranks are in one process, they share the workers of the first rank.
-    """
-    with _LOCK:
-        place = (delivery.digest, config)
-        if place not in _FLEETS:
-            _FLEETS[place] = (
-                _started(config, delivery, credentials)
-                if config.coordinator is None
-                else _known_by(config.coordinator, config, delivery, rank, credentials)
-            )
-        return _FLEETS[place]
-
-
-def _known_by(
-    coordinator: str,
-    config: ServiceReaderConfig,
-    delivery: Delivery,
-    rank: int,
-    credentials: Credentials,
-) -> Fleet:
-    """The workers that a coordinator names for a rank."""
-    from recd_dsi.service.coordinator_callers import watch_members
-    from recd_dsi.service.fleet import Fleet
-
-    fleet = Fleet(credentials, config.workers)
-    watch_members(fleet, coordinator, credentials, delivery.digest, rank, config.workers)
-    return fleet
-
-
-def _started(config: ServiceReaderConfig, delivery: Delivery, credentials: Credentials) -> Fleet:
-    """Workers that this process starts, and more or fewer of them as they are needed."""
-    from recd_dsi.service.fleet import Fleet
-    from recd_dsi.service.local_backend import LocalBackend
-    from recd_dsi.service.ray_backend import RayBackend
-    from recd_dsi.service.scaling import Bounds, Scaler, Scaling
-    from recd_dsi.service.worker import WorkerOptions
-
-    if not credentials.token:  # other users of this machine can also call its loopback
-        credentials = replace(credentials, token=secrets.token_urlsafe(24))
-    fleet = Fleet(credentials, config.workers)
-    options = WorkerOptions(
-        buffer_bytes=config.buffer_mib * MIB,
-        disk=config.cache,
-        disk_bytes=config.cache_mib * MIB,
-        shared_bytes=config.shared_memory_mib * MIB,
-        credentials=credentials,
-    )
-    given = (delivery, options, config.workers, fleet.set_workers)
-    backend: Backend
-    if config.backend == "ray":
-        backend = RayBackend(*given, address=config.ray_address)
-    else:
-        backend = LocalBackend(*given)
-    backend.wait()
-    fleet.backend = backend
-    if config.most_workers is not None:
-        bounds = Bounds(fewest=config.workers, most=config.most_workers)
-        fleet.scaler = Scaler(Scaling(bounds), lambda: [fleet.about()], fleet)
-    return fleet
-
-
-@atexit.register
-def end_workers() -> None:
-    """End the workers that this process started."""
-    with _LOCK:
-        for fleet in _FLEETS.values():
-            fleet.close()
-        _FLEETS.clear()

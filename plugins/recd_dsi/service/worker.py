@@ -187,7 +187,9 @@ class Worker(Server):
             if table is None:
                 raise Refused(
                     f"the worker at {self.address} makes batches of registry {ours[0]} and table "
-                    f"{ours[1]}, but was asked for registry {job.delivery} and table {job.table}."
+                    f"{ours[1]}, but was asked for registry {job.delivery} and table {job.table}. "
+                    "Start workers of the registry and the table that the trainer reads, or let "
+                    "the trainer read these."
                 )
             found = OpenJob(job, table, self._transform)
             with self._jobs_lock:

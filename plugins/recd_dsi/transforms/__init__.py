@@ -1,10 +1,16 @@
-"""Transforms of features and of dense columns, each with its formula."""
+"""Transforms of features and of dense columns, each with its formula.
+
+Of features: `ids` takes each id by itself, `lists` the ids of a row, and `new_features` makes a
+feature of others; `dense` takes dense columns, and `exported` is a user's own. `records` offers all
+of them to registry.yaml. What several share: `in_place` for those that keep the names of features,
+`mixing` for hashes, `row_sets` for what rows have in common.
+"""
 
 from recd_dsi.transforms.dense import BoxCox, Bucketize, ClampDense, Logit, Onehot
 from recd_dsi.transforms.exported import Exported, export
 from recd_dsi.transforms.ids import Clamp, GetLocalHour, MapId, PositiveModulus, SigridHash
 from recd_dsi.transforms.lists import ComputeScore, FirstX, Sampling
-from recd_dsi.transforms.made import Cartesian, Enumerate, Intersection, NGram, Union
+from recd_dsi.transforms.new_features import Cartesian, Enumerate, Intersection, NGram, Union
 
 __all__ = [
     "BoxCox",

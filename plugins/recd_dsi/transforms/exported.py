@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exported", "ExportedConfig", "build_exported", "export"]
 
+MEANT = "Name a file that recd_dsi.transforms.export wrote."
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedConfig(Config):
@@ -112,11 +114,14 @@ def build_exported(config: ExportedConfig, context: Context) -> Exported:
     try:
         program = config.file.read_bytes()
     except OSError as error:
-        raise RegistryError(f"{config.file} cannot be read: {error}", "file") from error
+        raise RegistryError(
+            f"{config.file} cannot be read ({error.strerror}). {MEANT}", "file"
+        ) from error
     digest = hashlib.sha256(program).hexdigest()
     if config.sha256 not in (None, digest):
         raise RegistryError(
-            f"{config.file} has {digest}: it is not the program that was chosen.",
+            f"{config.file} has another one, {digest}. Take the file that was chosen, or name this "
+            "one if you trust it.",
             "sha256",
         )
     _check_archive(program, config.file)
@@ -145,7 +150,7 @@ def _check_archive(program: bytes, file: Path) -> None:
             ]
             inputs = [archive.read(name) for name in names if name.endswith(".pt")]
     except (zipfile.BadZipFile, ValueError, KeyError) as error:
-        raise RegistryError(f"{file} is no file of torch.export.save: {error}", "file") from error
+        raise RegistryError(f"{file} is no program ({error}). {MEANT}", "file") from error
     odd = [name for name in names if not PLAIN.fullmatch(name)]
     entries = [entry for config in configs for entry in config.values()]
     pickled = any(entry.get("use_pickle") or not entry.get("tensor_meta") for entry in entries)
@@ -162,5 +167,5 @@ def _check_archive(program: bytes, file: Path) -> None:
             torch.load(io.BytesIO(one), weights_only=True)
         except Exception as error:
             raise RegistryError(
-                f"{file} holds sample inputs that are no plain tensors: {error}", "file"
+                f"{file} holds sample inputs that are no plain tensors ({error}). {MEANT}", "file"
             ) from error

@@ -321,7 +321,11 @@ def build_map_id(config: MapIdConfig, context: Context) -> MapId:
     if not ids:
         raise RegistryError(f"{config.file} has no row, where each names an id.", "file")
     if len(set(ids)) < len(ids) or None in ids or None in becomes:
-        raise RegistryError(f"{config.file} names an id twice, or has nulls.", "file")
+        raise RegistryError(
+            f"{config.file} names an id twice, or has nulls. Have each row name another id, and "
+            "what it becomes.",
+            "file",
+        )
     return MapId(MapIdConfig(ids=dict(zip(ids, becomes, strict=True))).ids, config.other)
 
 
@@ -339,7 +343,9 @@ class GetLocalHourConfig(Config):
         try:
             ZoneInfo(self.zone)
         except (OSError, ValueError) as error:  # ZoneInfoNotFoundError is a KeyError
-            raise RegistryError(f"no time zone {self.zone!r}: {error}", "zone") from error
+            raise RegistryError(
+                f"no time zone {self.zone!r} ({error}). Write one as `Europe/Berlin`.", "zone"
+            ) from error
         except KeyError as error:
             raise RegistryError(
                 f"no time zone {self.zone!r} is known here. Write one as `Europe/Berlin`; where "

@@ -37,7 +37,7 @@ from recd_dsi.transforms.lists import (
     build_first_x,
     build_sampling,
 )
-from recd_dsi.transforms.made import (
+from recd_dsi.transforms.new_features import (
     CartesianConfig,
     EnumerateConfig,
     NGramConfig,

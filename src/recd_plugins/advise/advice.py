@@ -33,7 +33,7 @@ from recd_plugins.advise.trials import (
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
 from recd_plugins.config import path_of
 from recd_plugins.data.kept_stripes import keeping_stripes
-from recd_plugins.data.table import Progress, silent
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.errors import RecdError, RegistryError, listed
 from recd_plugins.hooks.imported import available
 from recd_plugins.hooks.manager import Catalog, ClaimedAddition

@@ -23,8 +23,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.advise.computed import LARGEST, computed
 from recd_plugins.config import path_of
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.preprocessing import schema_of_keys
-from recd_plugins.data.table import Progress
+from recd_plugins.data.preprocess.steps import schema_of_keys
+from recd_plugins.data.progress import Progress
 from recd_plugins.errors import DataError, RecdError, listed, nearest
 from recd_plugins.planning.access.sample import FIRST, SpreadsBatches, count_sample
 from recd_plugins.sparse.features import SparseFeatures

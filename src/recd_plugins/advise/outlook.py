@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.additions import Values
 from recd_plugins.advise.model_and_batches import ModelAndBatches, ModelOfRegistry
-from recd_plugins.data.table import Progress, silent
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.embedding.unique_calls import calls_of_unique_samples
 from recd_plugins.errors import RecdError
 from recd_plugins.notices import NoticeWarning

@@ -7,10 +7,11 @@ from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.growing import GrowingDataset, NotClosed, Period
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.messages import MESSAGES, Cuts, LogRoute, Placed
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import IDS, Fill, Label, Schema, SparseFeature, Vector
 from recd_plugins.data.stats_report import Draw, StatsReport, StatsTable
 from recd_plugins.data.stripes import Stripe
-from recd_plugins.data.table import Progress, Table, check_columns, silent
+from recd_plugins.data.table import Table, check_columns
 from recd_plugins.data.table_writer import TableWriter, write_table
 from recd_plugins.storage.uri import Location
 from recd_plugins.storage.whole_file import whole_file, write_whole

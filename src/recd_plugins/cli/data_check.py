@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from recd_plugins.data.foreign import ForeignSchema
-    from recd_plugins.data.importing.table_problems import CheckResult
+    from recd_plugins.data.importing.checking.table_problems import CheckResult
     from recd_plugins.data.importing.text_form import TextForm
+    from recd_plugins.data.progress import Progress
     from recd_plugins.data.side_table import SideTableConfig
-    from recd_plugins.data.table import Progress
     from recd_plugins.storage.uri import Location
 
 __all__ = ["check"]
@@ -129,7 +129,7 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
     """Each split of a registry's dataset, read where it lies or after it is prepared."""
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.foreign import as_foreign
-    from recd_plugins.data.importing.checking import check_files
+    from recd_plugins.data.importing.checking.file_check import check_files
     from recd_plugins.data.parquet_tables import ParquetConfig, files_of_split
     from recd_plugins.patterns import matching
     from recd_plugins.registry.prepare import beside_registry
@@ -157,7 +157,7 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
 
 def _side_table(config: SideTableConfig) -> CheckResult:
     """The features of a side table, and whether each of its keys occurs once."""
-    from recd_plugins.data.importing.table_problems import CheckResult
+    from recd_plugins.data.importing.checking.table_problems import CheckResult
     from recd_plugins.data.side_table import SideTable
 
     names = [*(one.name for one in config.sparse), *(one.name for one in config.dense)]
@@ -179,7 +179,7 @@ def _tables(
 ) -> dict[str, CheckResult]:
     """The files of the paths as one table; each split by itself if a folder has splits."""
     from recd_plugins.data.dataset import SPLITS
-    from recd_plugins.data.importing.checking import check_files
+    from recd_plugins.data.importing.checking.file_check import check_files
     from recd_plugins.data.importing.table_files import files_of
 
     def checked(named: Sequence[Location]) -> CheckResult:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
-    from recd_plugins.data.table import Progress  # pyarrow, which `recd --help` does without
+    from recd_plugins.data.progress import Progress
 
 __all__ = ["ProgressLines", "progress"]
 

@@ -13,8 +13,9 @@ from typing import Literal, cast
 
 import pyarrow as pa
 
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import PluginError, RecdError, listed
 from recd_plugins.notices import NoticeWarning

@@ -334,7 +334,8 @@ class ForeignSchema(Config):
             floats = not isinstance(each, ForeignFeature)
             if floats and isinstance(each.nulls, Fill) and isinstance(each.nulls.value, str):
                 raise RegistryError(
-                    f"column {each.name!r} holds numbers, which {each.nulls.value!r} is not.",
+                    f"column {each.name!r} holds numbers, which {each.nulls.value!r} is not. Give "
+                    "a number, as `nulls: {value: 0}`.",
                     "nulls",
                 )
 

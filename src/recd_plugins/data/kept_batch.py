@@ -29,6 +29,7 @@ from recd_plugins.storage.whole_file import whole_file
 __all__ = ["read_batch", "write_batch"]
 
 KEY = b"recd_plugins.batch"
+MEANT = "A batch that a run kept is meant: such files are in the folder `diverged` of the run."
 
 
 def write_batch(path: Path, batch: Batch) -> None:
@@ -58,9 +59,9 @@ def read_batch(path: Path) -> Batch:
             table = pa.ipc.open_file(file).read_all().combine_chunks()
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: is no Arrow file, or damaged ({error}).") from error
+        raise DataError(f"{path}: is no Arrow file, or damaged ({error}). {MEANT}") from error
     if KEY not in (table.schema.metadata or {}):
-        raise DataError(f"{path}: is an Arrow file, but not of a batch that a run kept.")
+        raise DataError(f"{path}: is an Arrow file, but not of a batch. {MEANT}")
     names = [name.removeprefix("id/") for name in table.column_names if name.startswith("id/")]
     parts = []
     for name in names:

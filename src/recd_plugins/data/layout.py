@@ -168,7 +168,9 @@ def layout_of(path: Location | Sequence[Location]) -> TableLayout:
         for place, field in enumerate(schema)
     )
     if not columns:
-        raise DataError(f"{next(iter(files))}: has no columns.")
+        raise DataError(
+            f"{next(iter(files))}: has no columns. Name another table, or write it again."
+        )
     return TableLayout(
         path=str(path if isinstance(path, Path | Uri) else path[0]),
         files=len(files),

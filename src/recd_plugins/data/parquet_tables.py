@@ -24,10 +24,11 @@ from recd_plugins.data.files.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig
-from recd_plugins.data.table import Progress, Table, footer_schema, silent
+from recd_plugins.data.table import Table, footer_schema
 from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.notices import GivesNotices, NotHeldOut, Notice, NoticeWarning, Unused
 from recd_plugins.patterns import check_patterns, matching
@@ -300,7 +301,7 @@ def _taken(schema: S, config: ParquetConfig) -> S:
     kept = [name for name in matching(wanted, names) if name not in gone]
     if not kept:
         raise RegistryError(
-            f"leave none of the {len(names)} features and dense columns.",
+            f"leave none of the {len(names)} features and dense columns. Leave some.",
             "dataset.features and dataset.without",
         )
     return schema.having(kept)

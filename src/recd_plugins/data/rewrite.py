@@ -30,9 +30,9 @@ from recd_plugins.data.parquet.file_writer import FileWriter
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.parquet.left_out import LeavingOut
 from recd_plugins.data.parquet.opened_file import opened
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import IDS, METADATA_KEY, NARROW_IDS, Schema
 from recd_plugins.data.stripes import Stripe, read_stripe
-from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.lock_file import written_alone
 from recd_plugins.storage.uri import Location, Uri
@@ -233,7 +233,7 @@ def _check_maps(arrow: pa.Schema, config: RewriteConfig) -> None:
         ):
             raise DataError(
                 f"column {name!r} is {kind}, but only a map from integers or texts can be "
-                "flattened."
+                "flattened. Name another column, or none."
             )
 
 
@@ -434,7 +434,10 @@ def _laid_out(rows: pa.Table, keys: Mapping[str, Sequence[str]], config: Rewrite
         for key, column in parts:
             made = f"{name}_{key}"
             if made in columns or made in rows.column_names:
-                raise DataError(f"column {name!r} has a key {key!r}, but there is a {made!r} too.")
+                raise DataError(
+                    f"column {name!r} has a key {key!r}, but there is a {made!r} too. Rename that "
+                    "column, or do not flatten this one."
+                )
             columns[made] = column
             fields[made] = pa.field(made, column.type)
     for name in config.first:

@@ -303,7 +303,10 @@ class Schema(Config):
             options: Mapping[str, Any] = json.loads(text)
             return parse(cls, options, f"{where}: schema")
         except (RecdError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{where}: its schema cannot be read: {error}") from error
+            what = str(error).rstrip(".")
+            raise DataError(
+                f"{where}: its schema cannot be read: {what}. Write the file again."
+            ) from error
 
 
 LATER = frozenset({"labels", "sample_weight", "vectors", "scored"})
@@ -345,5 +348,5 @@ def check_unique(columns: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in columns:
         if name in seen:
-            raise RegistryError(f"column {name!r} is named twice.")
+            raise RegistryError(f"column {name!r} is named twice. Name it once.")
         seen.add(name)

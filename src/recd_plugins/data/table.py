@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,24 +41,12 @@ from recd_plugins.patterns import matching
 from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = [
-    "Progress",
     "Table",
     "carries_schema",
     "check_columns",
     "footer_schema",
     "id_ranges",
-    "silent",
 ]
-
-
-class Progress(Protocol):
-    """A function that long work calls to report how far it is; the command line draws it."""
-
-    def __call__(self, what: str, done: int, total: int | None) -> None: ...
-
-
-def silent(what: str, done: int, total: int | None) -> None:
-    """The `Progress` that reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -421,7 +408,11 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = 
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if not (lists and number(kind.value_type)):
             what = "integers" if name in sparse else "floats"
-            raise DataError(f"{where}: column {name!r} is {kind}, but must be a list of {what}.")
+            raise DataError(
+                f"{where}: column {name!r} is {kind}, but must be a list of {what}. Write the "
+                "table again with these, or give a foreign file a `dataset.schema`, which reads "
+                "any type."
+            )
     for name in schema.key_columns:
         kind = arrow.field(name).type
         # Texts are refused when someone asks for these columns: training by itself does not.

@@ -26,8 +26,9 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.files.paths import UNFINISHED
 from recd_plugins.data.parquet.file_writer import FileWriter
 from recd_plugins.data.parquet.left_out import LeavingOut
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, Table, check_columns, silent
+from recd_plugins.data.table import Table, check_columns
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.uri import Location, Uri, location_of
 
@@ -96,7 +97,9 @@ class TableWriter:
         except DataError as error:
             raise ChunkError(str(error)) from error
         except pa.ArrowException as error:
-            raise ChunkError(f"{where}: does not fit its schema ({error}).") from error
+            raise ChunkError(
+                f"{where}: does not fit its schema ({error}). Correct these rows, or the schema."
+            ) from error
         self._pending_rows += chunk.num_rows
         while self._pending_rows >= self._rows_per_stripe:
             self._write_stripe(self._rows_per_stripe)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.transform import BatchTransform
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.planning.access.sample import SpreadsBatches
 
 if TYPE_CHECKING:

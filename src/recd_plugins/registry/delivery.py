@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.dataset import Split, Tables
+from recd_plugins.data.progress import silent
 from recd_plugins.data.reader.local_reader import table_digest
-from recd_plugins.data.table import Table, silent
+from recd_plugins.data.table import Table
 from recd_plugins.errors import RegistryError, nearest
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, ref
 
 from recd_plugins.data.dataset import Tables
-from recd_plugins.data.preprocessing import (
+from recd_plugins.data.preprocess.steps import (
     ChosenTransform,
     Step,
     completed,
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.data.batch import Batch
-    from recd_plugins.data.conversion import Conversion
-    from recd_plugins.data.transform import BatchTransform
+    from recd_plugins.data.preprocess.batch_transform import BatchTransform
+    from recd_plugins.data.preprocess.conversion import Conversion
     from recd_plugins.registry.delivered import Delivered
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.id_bounds import IdBounds
@@ -141,7 +141,7 @@ class FeatureSteps:
 
     def conversion(self) -> Conversion:
         """The conversion of a trainer's own KJT by these steps."""
-        from recd_plugins.data.conversion import Conversion, check_own
+        from recd_plugins.data.preprocess.conversion import Conversion, check_own
 
         check_own(self.transforms)
         self._converts = True
@@ -184,7 +184,7 @@ class FeatureSteps:
     def whole_schema(self) -> Schema:
         """The whole schema of the tables, or that of the trainer's own batches."""
         if self._looked_at:
-            from recd_plugins.data.conversion import check_own
+            from recd_plugins.data.preprocess.conversion import check_own
 
             check_own(self.transforms)
             return schema_of_keys(self._looked_at[0].keys())
@@ -364,7 +364,7 @@ class FeatureSteps:
         return model
 
     def _preprocessed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        from recd_plugins.data.transform import BatchTransform, row_wise
+        from recd_plugins.data.preprocess.batch_transform import BatchTransform, row_wise
 
         made, _ = BatchTransform(row_wise(self.steps)).of(features)
         return made
@@ -468,7 +468,7 @@ class FeatureSteps:
             return None
         if any(step.changes_keys for step in self.steps):
             _ = self.groups  # it refuses steps that unique samples do not allow
-        from recd_plugins.data.transform import BatchTransform, batch_steps
+        from recd_plugins.data.preprocess.batch_transform import BatchTransform, batch_steps
 
         bounds = self._id_bounds(converter)
         return BatchTransform(batch_steps(self.steps), converter, bounds, self._who_converts)

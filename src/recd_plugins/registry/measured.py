@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.stats_report import StatsReport, broken_rules
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.table import Table
 from recd_plugins.errors import PluginError, check_made, listed
 from recd_plugins.registry.choice import Choice
 from recd_plugins.slots import Context, TableStats

@@ -21,7 +21,7 @@ from recd_plugins.data.growing import (
     Waiting,
     closed_period,
 )
-from recd_plugins.data.table import Progress, silent
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.errors import DataError
 from recd_plugins.notices import Notice, NoticeWarning
 from recd_plugins.registry.choice import Choice

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Tables
 from recd_plugins.data.files.missing_table import NoSuchTable
-from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.data.progress import Progress, silent
+from recd_plugins.data.table import Table
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.choices import Registry

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.data.preprocessing import ChosenTransform, steps_of
+from recd_plugins.data.preprocess.steps import ChosenTransform, steps_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, nearest, shown, so_many
 from recd_plugins.registry.choice import Choice
@@ -25,7 +25,7 @@ from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.json_mappings import as_items, from_items
 
 if TYPE_CHECKING:
-    from recd_plugins.data.transform import BatchTransform
+    from recd_plugins.data.preprocess.batch_transform import BatchTransform
 
 __all__ = ["TransformProgram", "digest_of"]
 
@@ -123,7 +123,7 @@ class TransformProgram:
     def transform(self, schema: Schema | None = None) -> BatchTransform:
         """The transform that applies the chain to batches of `schema`, by default the program's
         schema."""
-        from recd_plugins.data.transform import BatchTransform, batch_steps
+        from recd_plugins.data.preprocess.batch_transform import BatchTransform, batch_steps
 
         if schema is not None:
             self.check(schema)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from recd_plugins.data.dataset import SPLITS, Dataset, Split, Tables
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.progress import Progress
+from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import ChunkError
 from recd_plugins.errors import DataError, PluginError, RecdError, RegistryError, check_made, listed
 from recd_plugins.notices import Notice

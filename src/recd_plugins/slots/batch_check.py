@@ -263,7 +263,7 @@ def checked(
 
 def kind_of(loader: object) -> str:
     """The class of a loader, as whoever wrote it knows it."""
-    from recd_plugins.data.conversion import ConvertedLoader
+    from recd_plugins.data.preprocess.conversion import ConvertedLoader
 
     if isinstance(loader, CheckedLoader | ConvertedLoader):
         loader = loader._loader

@@ -17,9 +17,10 @@ from weakref import WeakSet
 
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.messages import Cuts, LogRoute, Placed
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
-from recd_plugins.data.table import Progress, Table
+from recd_plugins.data.table import Table
 from recd_plugins.errors import PluginError, nearest
 
 if TYPE_CHECKING:

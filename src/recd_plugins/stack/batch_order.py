@@ -100,7 +100,7 @@ class BatchOrder:
     def _warning_without_plan(self, loader: Iterable[Any], asked: str) -> Iterable[Any]:
         """The loader, with a warning where batches are trained before there is a plan to order
         them."""
-        from recd_plugins.data.conversion import ConvertedLoader
+        from recd_plugins.data.preprocess.conversion import ConvertedLoader
 
         def warn(batch: Any) -> Any:
             if not (self._planning.planned or self._looks):

@@ -74,8 +74,7 @@ class HandedSharders:
     def _fitted(self, sharders: list[ModuleSharder[nn.Module]]) -> list[ModuleSharder[nn.Module]]:
         """The sharders, wrapped where TorchRec's modules would be wrong for the model, and where
         one takes the model's own place, which is watched."""
-        from recd_plugins.embedding.means import with_means
-        from recd_plugins.embedding.own_features import with_own_features
+        from recd_plugins.embedding.corrected_sharders import with_means, with_own_features
 
         model = self._planning.model
         if self._planning.model_is_gone:

@@ -19,7 +19,7 @@ from recd_plugins.slots.built import LOADER, check_parts
 from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:
-    from recd_plugins.data.transform import BatchTransform
+    from recd_plugins.data.preprocess.batch_transform import BatchTransform
 
 __all__ = ["Loaders"]
 

@@ -19,9 +19,10 @@ from weakref import ref
 
 from recd_plugins.compat.versions import check_age, installed_versions
 from recd_plugins.data.dataset import Split, Tables
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.stats_report import StatsReport
-from recd_plugins.data.table import Progress, Table, silent
+from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
 from recd_plugins.planning.access.access_profile import Counted, Profile
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
@@ -71,8 +72,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-    from recd_plugins.data.conversion import Conversion
     from recd_plugins.data.growing import Together
+    from recd_plugins.data.preprocess.conversion import Conversion
     from recd_plugins.registry.program import TransformProgram
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.own_batches import FeaturesOf, Select
@@ -464,7 +465,7 @@ class Stack(LooksAtBatches):
         Without `make_batch` it takes a batch, as the collate_fn of a dataset that yields batches.
         `features(batch)` gives the KJT that the batch holds, by default its only one.
         """
-        from recd_plugins.data.conversion import Converting
+        from recd_plugins.data.preprocess.conversion import Converting
 
         if make_batch is not None and not callable(make_batch):
             raise RegistryError(
@@ -481,7 +482,7 @@ class Stack(LooksAtBatches):
         They are converted in the process that iterates; `collate_fn=stack.converting(collate)` does
         it in workers.
         """
-        from recd_plugins.data.conversion import ConvertedLoader
+        from recd_plugins.data.preprocess.conversion import ConvertedLoader
 
         check_batches(loader, "stack.converted", "loader")
         return ConvertedLoader(loader, self.converting(features=features))

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from recd_plugins.data.dataset import SPLITS, Split, Tables
-from recd_plugins.data.table import Progress, silent
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.periods import Periods

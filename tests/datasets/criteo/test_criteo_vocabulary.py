@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from recd_dlrm.datasets.criteo.dataset import (
+from recd_dlrm.datasets.criteo.raw_rows import MISSING
+from recd_dlrm.datasets.criteo.vocabularies import (
     FrequencyVocabulary,
     HashVocabulary,
     count_categories,
 )
-from recd_dlrm.datasets.criteo.raw_rows import MISSING
 from recd_plugins.api.data import KeyCounts
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from recd_dlrm.datasets.sessions.dataset import Scored, Sessions, SessionsConfig
+from recd_dlrm.datasets.sessions.dataset import RowsAndTerms, Sessions, SessionsConfig
 from recd_dlrm.datasets.sessions.label import sigmoid
 
 
@@ -17,8 +17,8 @@ def default() -> Sessions:
 
 
 @pytest.fixture(scope="module")
-def parts(default: Sessions) -> list[Scored]:
-    return list(default.scored("train"))
+def parts(default: Sessions) -> list[RowsAndTerms]:
+    return list(default.rows_and_terms("train"))
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -31,7 +31,7 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 def test_the_label_is_learnable_and_needs_the_histories(
-    default: Sessions, parts: list[Scored]
+    default: Sessions, parts: list[RowsAndTerms]
 ) -> None:
     labels = np.concatenate([part.rows["label"].to_numpy() for part in parts])
     logits = np.concatenate([sum(part.terms.values()) for part in parts])
@@ -53,7 +53,7 @@ def test_the_label_is_learnable_and_needs_the_histories(
 def test_the_history_term_is_in_no_feature_alone(default: Sessions) -> None:
     """Sorted by either factor, the term's mean stays near 0; by both, it follows their signs."""
     term, history, item = [], [], []
-    for part in default.scored("test"):
+    for part in default.rows_and_terms("test"):
         model = default._label
         w = {}
         for name in ("history", "item"):

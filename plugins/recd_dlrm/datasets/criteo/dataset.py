@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,17 @@ import pyarrow as pa
 from recd_dlrm.datasets.criteo.raw_rows import (
     CATEGORIES,
     INTEGERS,
-    MISSING,
     CriteoRows,
     count_rows,
     read_rows,
 )
-from recd_dlrm.datasets.flat_columns import I64, single_ids
+from recd_dlrm.datasets.criteo.vocabularies import (
+    FrequencyVocabulary,
+    HashVocabulary,
+    Vocabulary,
+    count_categories,
+)
+from recd_dlrm.datasets.flat_columns import single_ids
 from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import (
@@ -36,70 +41,7 @@ from recd_plugins.api.data import (
     silent,
 )
 
-__all__ = [
-    "Criteo",
-    "CriteoConfig",
-    "FrequencyVocabulary",
-    "HashVocabulary",
-    "Vocabulary",
-    "build_criteo",
-    "count_categories",
-]
-
-
-class Vocabulary(Protocol):
-    """Maps the values of one feature, in [0, 2^32) or `MISSING`, to [0, num_ids)."""
-
-    @property
-    def num_ids(self) -> int: ...
-    def encode(self, values: I64) -> I64:
-        """[B] to [B]."""
-
-
-class FrequencyVocabulary:
-    """Index 1 is the most frequent value, 2 the next, and ties are ordered by value. Values that
-    occur fewer than `threshold` times, and all others, are 0."""
-
-    def __init__(self, counts: KeyCounts, threshold: int) -> None:
-        kept = counts.most_frequent(least_count=threshold)
-        by_value = np.argsort(kept)  # keys ascend, and so do their places
-        # The last value is larger than any category, so that every search ends inside.
-        self._values = np.append(counts.keys[kept[by_value]], np.iinfo(np.int64).max)
-        self._ids = np.append(1 + by_value, 0)
-
-    @property
-    def num_ids(self) -> int:
-        return len(self._ids)
-
-    def encode(self, values: I64) -> I64:
-        places = np.searchsorted(self._values, values)
-        return np.where(self._values[places] == values, self._ids[places], 0)
-
-
-def count_categories(values: I64, counts: KeyCounts) -> None:
-    """Count the values [B] of one feature that are not missing."""
-    counts.add(*np.unique(values[values != MISSING], return_counts=True))
-
-
-class HashVocabulary:
-    """1 + hash(value) modulo (num_ids - 1), the same on any machine; missing is 0.
-
-    The hash is MurmurHash3's finalizer, which permutes the 32-bit values.
-    """
-
-    def __init__(self, num_ids: int) -> None:
-        self._num_ids = num_ids
-
-    @property
-    def num_ids(self) -> int:
-        return self._num_ids
-
-    def encode(self, values: I64) -> I64:
-        h = values.astype(np.uint32)
-        h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-        h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-        h ^= h >> np.uint32(16)
-        return np.where(values == MISSING, 0, 1 + h.astype(np.int64) % (self._num_ids - 1))
+__all__ = ["Criteo", "CriteoConfig", "build_criteo"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +77,7 @@ class CriteoConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.train:
-            raise RegistryError("names no file.", where="train")
+            raise RegistryError("names no file. Name one.", where="train")
         for path in self.test:
             if path in self.train:
                 raise RegistryError(f"{path} is also under `train`: keep one.", where="test")

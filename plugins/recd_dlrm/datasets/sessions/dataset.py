@@ -23,7 +23,7 @@ from recd_dlrm.datasets.sessions.stream import SessionStream, Slice
 from recd_plugins.api import Config, Context, Range, RegistryError
 from recd_plugins.api.data import Dataset, Schema, Split
 
-__all__ = ["Scored", "Sessions", "SessionsConfig", "build_sessions", "default_features"]
+__all__ = ["RowsAndTerms", "Sessions", "SessionsConfig", "build_sessions", "default_features"]
 
 FIRST_SESSION: dict[Split, int] = {"train": 0, "test": 1 << 40}
 """The number of the first session of each split, so far apart that the splits share none."""
@@ -152,7 +152,7 @@ class SessionsConfig(Config):
         )
 
 
-class Scored(NamedTuple):
+class RowsAndTerms(NamedTuple):
     """Rows, and the hidden terms behind their labels."""
 
     rows: pa.Table
@@ -180,9 +180,9 @@ class Sessions(Dataset):
         return "sessions 1"  # raise this when the same config gives different rows
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
-        return (part.rows for part in self.scored(split))
+        return (part.rows for part in self.rows_and_terms(split))
 
-    def scored(self, split: Split) -> Iterator[Scored]:
+    def rows_and_terms(self, split: Split) -> Iterator[RowsAndTerms]:
         """The same chunks with the true logits, for judging a model."""
         start = EPOCH_MS
         if split == "test":
@@ -193,7 +193,7 @@ class Sessions(Dataset):
             start_ms=start,
             rows=self._chunk_rows,
         )
-        return map(self._score, slices)
+        return map(self._rows_and_terms, slices)
 
     @cached_property
     def _features(self) -> dict[str, FeatureDraws]:
@@ -221,7 +221,7 @@ class Sessions(Dataset):
         config = self.config
         return _calibrated(config.label, config.features, config.dense, config.seed)
 
-    def _score(self, part: Slice) -> Scored:
+    def _rows_and_terms(self, part: Slice) -> RowsAndTerms:
         columns, weights, dense = self._draw(part, self._label)
         terms = self._label.terms(weights, dense)
         chance = sigmoid(np.sum(list(terms.values()), axis=0))
@@ -235,7 +235,7 @@ class Sessions(Dataset):
         }
         order = np.argsort(part.timestamps, kind="stable")  # ties: by session, then step
         table = pa.table(rows, schema=self.schema.arrow()).take(order)
-        return Scored(table, {name: term[order] for name, term in terms.items()})
+        return RowsAndTerms(table, {name: term[order] for name, term in terms.items()})
 
     def _draw(
         self, part: Slice, label: LabelModel

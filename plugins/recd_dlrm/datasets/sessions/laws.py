@@ -294,9 +294,10 @@ def id_law(
     the scale as a share of num_ids (0.1 by default).
     """
     spread = None if scatter is None else Scatter(num_ids, scatter)
-    if skew is not None and (distribution == "uniform" or skew <= 0):
-        wrong = "does not apply to uniform" if distribution == "uniform" else "must be > 0"
-        raise RegistryError(f"{wrong}, but is {skew!r}.", where="skew")
+    if skew is not None and distribution == "uniform":
+        raise RegistryError("does not apply to uniform ids: leave it out.", where="skew")
+    if skew is not None and skew <= 0:
+        raise RegistryError(f"must be > 0, but is {skew!r}.", where="skew")
     match distribution:
         case "uniform":
             return _Uniform(num_ids, spread)

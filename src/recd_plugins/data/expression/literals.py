@@ -76,7 +76,10 @@ def _why_not(value: Literal, kind: pa.DataType, column: str) -> str:
         int: "a number",
         float: "a number",
     }[type(value)]
-    return f"column {column!r} is {kind}, which does not compare with {what}."
+    return (
+        f"column {column!r} is {kind}, which does not compare with {what}. Write a value of its "
+        "type, or name another column."
+    )
 
 
 def _time(value: datetime.datetime, kind: pa.DataType, unit: str | None, column: str) -> pa.Scalar:

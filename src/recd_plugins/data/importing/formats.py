@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from recd_plugins.data.importing.delimited import HEAD_LINES, delimited_file
-from recd_plugins.data.importing.encodings import BOM, decoded
 from recd_plugins.data.importing.foreign_file import UNPACKERS, ForeignFile, cut_short, own_names
 from recd_plugins.data.importing.struct_fields import MOST_FIELDS, fields_of
+from recd_plugins.data.importing.text.delimited import HEAD_LINES, delimited_file
+from recd_plugins.data.importing.text.encodings import BOM, decoded
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.parquet.table_names import TableNames
@@ -171,7 +171,10 @@ def _jsonl(path: Location, text: str, compression: str | None) -> ForeignFile:
                 f"{path}:{number}: is no JSON object on one line ({error}). {cure}"
             ) from None
         if not isinstance(row, dict):
-            raise DataError(f"{path}:{number}: is no JSON object, but {line[:40]!r}.")
+            raise DataError(
+                f"{path}:{number}: is no JSON object, but {line[:40]!r}. Write an object there, or "
+                "take the line out."
+            )
         names.update(dict.fromkeys(_keys(row)))
     return ForeignFile(path=path, format="jsonl", names=tuple(names), compression=compression)
 

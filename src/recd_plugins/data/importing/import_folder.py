@@ -23,8 +23,8 @@ import pyarrow as pa
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.files.paths import SCHEMA_FILE, UNFINISHED, VOCABULARIES
 from recd_plugins.data.importing.reading import Position
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.storage.lock_file import written_alone

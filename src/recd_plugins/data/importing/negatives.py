@@ -85,7 +85,7 @@ class CatalogueBuilder:
         if self._whole is None or self._whole.ids.size < 2:
             raise DataError(
                 "--negatives: there are fewer than two items, so no other item can be drawn as a "
-                "negative."
+                "negative. Import more clicks, or name another column as the item's: --item NAME."
             )
         return self._whole
 

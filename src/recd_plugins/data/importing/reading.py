@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
-from recd_plugins.data.importing.json_rows import json_rows
 from recd_plugins.data.importing.struct_fields import field_at
-from recd_plugins.data.importing.text_rows import text_rows
-from recd_plugins.data.importing.whole_lines import Lines, cut_lines
+from recd_plugins.data.importing.text.json_rows import json_rows
+from recd_plugins.data.importing.text.text_rows import text_rows
+from recd_plugins.data.importing.text.whole_lines import Lines, cut_lines
 from recd_plugins.data.parquet.footer import footer_in
 from recd_plugins.data.parquet.left_out import expanded_batches, lists_left_out
 from recd_plugins.data.parquet.opened_file import OPTIONS, all_batches

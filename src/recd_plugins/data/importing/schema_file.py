@@ -44,7 +44,7 @@ def load_schema_and_form(path: Location) -> tuple[ForeignSchema, TextForm]:
         raise RegistryError(f"{path}: must hold a mapping, as `recd data schema` writes it.")
     inner = options.get("schema", options)
     if not isinstance(inner, dict):
-        raise RegistryError(f"{path}: `schema` must be a mapping.")
+        raise RegistryError(f"{path}: `schema` must be a mapping, as `recd data schema` writes it.")
     schema, form = parsed(inner, str(path))
     Notices(path=path, lines=document.lines).give(document.notices(path), rank=0)
     sparse = tuple(_located(feature, path.parent) for feature in schema.sparse)

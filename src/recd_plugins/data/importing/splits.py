@@ -41,7 +41,9 @@ class SplitBy(Config):
         kind, _, column = text.partition(":")
         if kind == "hash" and column:
             return cls(column=column, share=share)
-        raise RegistryError(f"{text!r} is neither `time` nor `hash:COLUMN`.", "--split-by")
+        raise RegistryError(
+            f"{text!r} is neither `time` nor `hash:COLUMN`. Write one of them.", "--split-by"
+        )
 
     def tested(self, values: pa.ChunkedArray, where: str, first: int) -> npt.NDArray[np.bool_]:
         """[N] which rows are for testing, by the values of `column`; a row with a null is not.

@@ -16,11 +16,11 @@ from recd_plugins.data.files.logs import logs_below, snapshot_kind
 from recd_plugins.data.files.partitions import partitions_of, typed_partitions
 from recd_plugins.data.files.paths import SCHEMA_FILE, VOCABULARIES, is_glob, is_hidden
 from recd_plugins.data.files.snapshots import snapshot_files
-from recd_plugins.data.importing.delimited import check_delimiter
-from recd_plugins.data.importing.encodings import checked_encoding
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.formats import format_of
 from recd_plugins.data.importing.struct_fields import ELEMENTS, fields_lacked
+from recd_plugins.data.importing.text.delimited import check_delimiter
+from recd_plugins.data.importing.text.encodings import checked_encoding
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.table import carries_schema

@@ -45,15 +45,15 @@ from recd_plugins.data.importing.negatives import (
     item_columns,
     with_negatives,
 )
-from recd_plugins.data.importing.parting import Parting
 from recd_plugins.data.importing.reading import Block, Position, mapped
+from recd_plugins.data.importing.row_split import RowSplit
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.table_files import absent_errors
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.importing.unknown_values import id_counts, notes_of_unknown
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.table import Progress, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import Location, Uri
 
@@ -230,8 +230,8 @@ class TableImport:
         )
 
     @property
-    def _parting(self) -> Parting:
-        return Parting(split=self._split, schema=self._schema, cut=self._cut)
+    def _row_split(self) -> RowSplit:
+        return RowSplit(split=self._split, schema=self._schema, cut=self._cut)
 
     @property
     def _splits(self) -> tuple[Split, ...]:
@@ -338,14 +338,14 @@ class TableImport:
 
     def _counted_values(self) -> dict[str, VocabularyCounts]:
         """By table, the counts of values in the train rows of features without a vocabulary."""
-        vocabularies, parting = self._vocabularies, self._parting
+        vocabularies, row_split = self._vocabularies, self._row_split
         counts = vocabularies.begun()
         wanted = [one.name for one in vocabularies.features]
-        read = list(dict.fromkeys([*wanted, *([parting.column] if parting.column else [])]))
+        read = list(dict.fromkeys([*wanted, *([row_split.column] if row_split.column else [])]))
 
         def count(block: Block) -> dict[str, list[Counted]]:
             rows = block.rows(read, self._read_as)
-            tested = parting.tested(rows, block)
+            tested = row_split.tested(rows, block)
             if tested is not None:
                 rows = rows.filter(pa.array(~tested))
             return vocabularies.counted(rows, str(block.file.path))
@@ -435,7 +435,7 @@ class TableImport:
         if self._makes_label:
             ones = pa.chunked_array([pa.array(np.ones(raw.num_rows, np.float32))])
             raw = raw.append_column(self._schema.label, ones)
-        return self._parting.parts(raw, block)
+        return self._row_split.parts(raw, block)
 
     def _mapped(
         self, make: Callable[[Block], R], columns: Sequence[str], start: Position, what: str

@@ -10,7 +10,7 @@ from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, coun
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, wider
 from recd_plugins.data.importing.reading import Block, mapped
 from recd_plugins.data.importing.surveying.survey import Survey
-from recd_plugins.data.table import Progress, silent
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.errors import DataError, nearest
 from recd_plugins.storage.uri import Location
 
@@ -68,7 +68,10 @@ def write_vocabulary(
                 raise
             read_as = read_as.having(error.column, kind)
     if not counts.num_values:
-        raise DataError(f"{', '.join(columns)}: holds no value, so there is no vocabulary.")
+        raise DataError(
+            f"{', '.join(columns)}: holds no value, so there is no vocabulary. Name another "
+            "column by --column, or more files."
+        )
     num_ids = counts.save(to, most=most, least_count=least_count, others=others)
     return WrittenVocabulary(num_ids=num_ids, values=counts.num_values, own=num_ids - others)
 

@@ -159,12 +159,12 @@ class OpenedFile(pq.ParquetFile):
     def _names_of_chunks(self) -> list[str]:
         return column_of_each_chunk(self._schema)
 
-    def longer(self, column: str) -> float:
-        """How many ids a column has, divided by those in the file, which leaves out lists."""
-        return self._longer.get(column, 1.0)
+    def dedupe_factor(self, column: str) -> float:
+        """The ids of a column over those in the file, which may leave out lists."""
+        return self._dedupe_factors.get(column, 1.0)
 
     @cached_property
-    def _longer(self) -> dict[str, float]:
+    def _dedupe_factors(self) -> dict[str, float]:
         held: Counter[str] = Counter()
         for number in range(self.num_row_groups if self.left_out else 0):
             group = self.metadata.row_group(number)

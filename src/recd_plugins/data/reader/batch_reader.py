@@ -31,8 +31,8 @@ from torch import Tensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.decoded import DecodedRows
+from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
 from recd_plugins.data.reader.order import Order, Piece, ReadWindow, runs_of
-from recd_plugins.data.reader.read_seconds import DECODE, GATHER, IO, ReadSeconds
 from recd_plugins.data.reader.stripe_reader import StripeReader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, so_many

@@ -17,10 +17,10 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
+from recd_plugins.data.read_seconds import HAND_OVER, HandedOver, ReadSeconds
 from recd_plugins.data.reader.rank_batches import RankBatches
-from recd_plugins.data.reader.read_seconds import HAND_OVER, HandedOver, ReadSeconds
 from recd_plugins.data.reader.shared_tensors import check_shares_memory
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import DataError, PluginError, RecdError, listed
 from recd_plugins.launch.environment import die_with_parent
 from recd_plugins.launch.fork_server import fork_server

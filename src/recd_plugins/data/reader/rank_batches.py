@@ -13,9 +13,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
-from recd_plugins.data.reader.batch_reader import BatchReader
-from recd_plugins.data.reader.order import Order, Shares
-from recd_plugins.data.reader.read_seconds import (
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
+from recd_plugins.data.read_seconds import (
     DECODE,
     GATHER,
     HAND_OVER,
@@ -23,9 +22,10 @@ from recd_plugins.data.reader.read_seconds import (
     HandedOver,
     ReadSeconds,
 )
+from recd_plugins.data.reader.batch_reader import BatchReader
+from recd_plugins.data.reader.order import Order, Shares
 from recd_plugins.data.reader.shared_tensors import share_memory
 from recd_plugins.data.table import Table
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.errors import RecdError, RegistryError
 
 __all__ = ["RankBatches"]

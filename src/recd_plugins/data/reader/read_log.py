@@ -40,7 +40,10 @@ def note_reading(
         with log.open("a") as file:  # a line is one write, at the end of the file
             file.write(with_digest(entry))
     except OSError as error:
-        raise DataError(f"{log}: the read log cannot be written ({error.strerror}).") from error
+        raise DataError(
+            f"{log}: the read log cannot be written ({error.strerror}). Name a file that "
+            "jobs may write as `reader.read_log`, or take the option out."
+        ) from error
 
 
 def with_digest(entry: Mapping[str, Any]) -> str:
@@ -60,7 +63,10 @@ def popularity(log: Path, *, days: float = 7, now: float | None = None) -> Count
     try:
         *lines, last = log.read_bytes().decode().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{log}: the read log cannot be read ({error}).") from error
+        raise DataError(
+            f"{log}: the read log cannot be read ({error}). Name the file that readers "
+            "kept under `reader.read_log`."
+        ) from error
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)

@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import JoinedColumns, PooledColumns
+from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.schema import Schema, SparseFeature
-from recd_plugins.data.transform import BatchTransform
 from recd_plugins.sparse.jagged import Jagged, slice_rows, without
 from recd_plugins.sparse.rows.pool import Picked
 from recd_plugins.testing.batches import from_lists, random_batch, to_lists

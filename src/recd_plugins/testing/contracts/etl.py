@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 
-from recd_plugins.data.table import Table, silent
+from recd_plugins.data.progress import silent
+from recd_plugins.data.table import Table
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.contracts.subject import Subject
 

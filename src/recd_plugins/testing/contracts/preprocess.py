@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.dense_step import DenseStep
-from recd_plugins.data.preprocessing import ChosenTransform, steps_of, takes_dense
+from recd_plugins.data.preprocess.dense_step import DenseStep
+from recd_plugins.data.preprocess.steps import ChosenTransform, steps_of, takes_dense
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import so_many
 from recd_plugins.sparse.groups import Groups

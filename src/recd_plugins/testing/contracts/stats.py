@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from recd_plugins.data.progress import silent
 from recd_plugins.data.stats_report import StatsReport, broken_rules
-from recd_plugins.data.table import Table, silent
+from recd_plugins.data.table import Table
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.contracts.subject import Subject
 

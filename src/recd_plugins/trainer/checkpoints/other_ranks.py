@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.data.pins import copy_pins
-from recd_plugins.data.table import Progress, silent
+from recd_plugins.data.progress import Progress, silent
 from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.storage.json_mappings import as_items

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list
-from recd_plugins.data.importing.json_rows import json_schema, read_json, without_elements
 from recd_plugins.data.importing.struct_fields import MOST_FIELDS, fields_of, of_fields
-from recd_plugins.data.importing.whole_lines import Lines
+from recd_plugins.data.importing.text.json_rows import json_schema, read_json, without_elements
+from recd_plugins.data.importing.text.whole_lines import Lines
 from recd_plugins.errors import DataError
 
 __all__ = ["JsonKeys", "json_sample"]

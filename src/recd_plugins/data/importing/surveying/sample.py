@@ -19,8 +19,8 @@ from recd_plugins.data.importing.reading import blocks, damaged_group, opened_pa
 from recd_plugins.data.importing.struct_fields import of_fields
 from recd_plugins.data.importing.surveying.few_types import is_number, of_few_types
 from recd_plugins.data.importing.surveying.json_sample import JsonKeys, json_sample
-from recd_plugins.data.importing.text_rows import text_rows
-from recd_plugins.data.importing.whole_lines import Lines, cut_lines, first_lines
+from recd_plugins.data.importing.text.text_rows import text_rows
+from recd_plugins.data.importing.text.whole_lines import Lines, cut_lines, first_lines
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 

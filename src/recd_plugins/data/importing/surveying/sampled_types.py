@@ -13,9 +13,9 @@ from recd_plugins.data.importing.column_types import ColumnTypes, with_ids
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.struct_fields import is_pair
 from recd_plugins.data.importing.surveying.sample import Sample
+from recd_plugins.data.importing.text.text_lists import BRACKETED, less_texts, split_texts
+from recd_plugins.data.importing.text.text_rows import GROUPED, TIME_FORMS, without_commas
 from recd_plugins.data.importing.text_form import MORE_NULLS, TextForm
-from recd_plugins.data.importing.text_lists import BRACKETED, less_texts, split_texts
-from recd_plugins.data.importing.text_rows import GROUPED, TIME_FORMS, without_commas
 from recd_plugins.errors import DataError
 
 __all__ = ["all_match", "comma_numbers", "id_type", "typed"]

@@ -14,8 +14,8 @@ from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey, column_survey
 from recd_plugins.data.importing.surveying.sample import Sample, sample
 from recd_plugins.data.importing.surveying.sampled_types import all_match, comma_numbers, typed
+from recd_plugins.data.importing.text.text_rows import GROUPED
 from recd_plugins.data.importing.text_form import TextForm
-from recd_plugins.data.importing.text_rows import GROUPED
 from recd_plugins.errors import DataError, nearest
 
 __all__ = ["NUMBER", "Survey", "survey"]

@@ -11,8 +11,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.tracing import outside_of_graphs
-from recd_plugins.data.preprocessing import ChosenTransform, schema_of_keys, steps_of
-from recd_plugins.data.transform import BatchTransform, row_wise
+from recd_plugins.data.preprocess.batch_transform import BatchTransform, row_wise
+from recd_plugins.data.preprocess.steps import ChosenTransform, schema_of_keys, steps_of
 from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.sparse.features import SparseFeatures

@@ -1,4 +1,4 @@
-"""Splits the rows of foreign files into those to train on and those to test on."""
+"""Which rows of foreign files are to train on, and which to test on."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.reading import Block
 from recd_plugins.data.importing.splits import SplitBy
 
-__all__ = ["Parting"]
+__all__ = ["RowSplit"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
+class RowSplit:
     """How the rows of an import are split."""
 
     split: SplitBy | None

@@ -6,17 +6,21 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from recd_plugins.data.foreign import ForeignSchema
-from recd_plugins.data.importing.alike_files import check_files_alike, of_one_format, types_in
+from recd_plugins.data.importing.checking.alike_files import (
+    check_files_alike,
+    of_one_format,
+    types_in,
+)
+from recd_plugins.data.importing.checking.row_check import RowCheck
+from recd_plugins.data.importing.checking.table_problems import CheckResult
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.foreign_file import ForeignFile
-from recd_plugins.data.importing.row_check import RowCheck
 from recd_plugins.data.importing.surveying.asked_types import types_asked
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import absent_errors, formats_of
-from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet.file_facts import FileFacts
-from recd_plugins.data.table import Progress
+from recd_plugins.data.progress import Progress
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 
@@ -55,7 +59,7 @@ def check_files(
     known = len(found.problems)
     read_as = _read_as(files, found, schema, form, absent)
     if files[0].format == "jsonl" and len(found.problems) > known:
-        return found  # of no key it is known as what it is read
+        return found  # the types of its keys are not known
     if not in_place:
         for error in absent_errors(absent, files, schema, read_as.types):
             found.add_error(error)

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.checking.table_problems import CheckResult
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.struct_fields import type_at
-from recd_plugins.data.importing.table_problems import CheckResult
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 
 __all__ = ["check_files_alike", "of_one_format", "types_in"]
@@ -37,8 +37,8 @@ def check_files_alike(
     schema: ForeignSchema | None,
     absent: Collection[str],
 ) -> None:
-    """Raises an error unless files of one format are alike. They may differ in columns that the
-    schema does not name or that are absent, and in types that it accepts."""
+    """Add to `found` where files of one format differ from the first. They may differ in columns
+    that the schema does not name or that are absent, and in types that it accepts."""
     first = files[0]
     for file in files:
         for name in file.renamed:

@@ -12,8 +12,8 @@ import pyarrow.json
 
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
 from recd_plugins.data.importing.struct_fields import ELEMENTS, field_at
-from recd_plugins.data.importing.text_lists import with_lists
-from recd_plugins.data.importing.whole_lines import Lines
+from recd_plugins.data.importing.text.text_lists import with_lists
+from recd_plugins.data.importing.text.whole_lines import Lines
 from recd_plugins.errors import DataError
 
 __all__ = ["json_rows", "json_schema", "read_json", "without_elements"]

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from recd_plugins.data.importing.encodings import ascii_alone
+from recd_plugins.data.importing.text.encodings import ascii_alone
 
 __all__ = ["doubled", "has_escapes", "undoubled"]
 

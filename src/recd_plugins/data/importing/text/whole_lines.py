@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recd_plugins.data.importing.encodings import ENCODE
-from recd_plugins.data.importing.escaped_quotes import doubled, undoubled
 from recd_plugins.data.importing.foreign_file import ForeignFile, cut_short
+from recd_plugins.data.importing.text.encodings import ENCODE
+from recd_plugins.data.importing.text.escaped_quotes import doubled, undoubled
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
-from recd_plugins.data.importing.encodings import BOM, ENCODE
-from recd_plugins.data.importing.padded_codes import first_padded
+from recd_plugins.data.importing.text.encodings import BOM, ENCODE
+from recd_plugins.data.importing.text.padded_codes import first_padded
+from recd_plugins.data.importing.text.text_lists import HEXADECIMAL, with_lists, without_zeros
+from recd_plugins.data.importing.text.whole_lines import Lines, check_quotes_end
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS
-from recd_plugins.data.importing.text_lists import HEXADECIMAL, with_lists, without_zeros
-from recd_plugins.data.importing.whole_lines import Lines, check_quotes_end
 from recd_plugins.errors import DataError
 
 __all__ = ["GROUPED", "TIME_FORMS", "text_rows", "without_commas"]
@@ -241,7 +241,9 @@ def _located(lines: Lines, message: str) -> DataError:
     """An error of Arrow's message, preceded by the file, the line and the column."""
     found = ARROWS_ROW.search(message)
     if found is None:
-        return DataError(f"{lines.where}: cannot be read: {message}")
+        return DataError(
+            f"{lines.where}: cannot be read ({message}). Correct these lines, or take them out."
+        )
     column, row, reason = found.groups()
     where = f"{lines.file.path}:{lines.line_of_row(int(row))}"
     if column is None:

@@ -18,13 +18,13 @@ from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, con
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN, counted, load_vocabulary
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
-from recd_plugins.data.importing.alike_files import types_in
+from recd_plugins.data.importing.checking.alike_files import types_in
+from recd_plugins.data.importing.checking.table_problems import CheckResult
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
 from recd_plugins.data.importing.reading import Block, mapped
-from recd_plugins.data.importing.table_problems import CheckResult
+from recd_plugins.data.progress import Progress
 from recd_plugins.data.schema import Label, Nulls
-from recd_plugins.data.table import Progress
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.uri import Location
 
@@ -283,10 +283,11 @@ class RowCheck:
 
 @dataclass
 class _Look:
-    """A column, as seen in one block."""
+    """One block, as it was seen."""
 
     rows: int
     columns: dict[str, _Column]
+    """Each column, as seen in this block alone."""
     misfits: list[Misfit]
     equal: frozenset[tuple[str, str]]
     """Columns that are equal in all of its rows."""
@@ -294,7 +295,7 @@ class _Look:
 
 @dataclass
 class _Column:
-    """A column, as seen in all blocks."""
+    """A column, as seen in one block or in several that were merged."""
 
     nulls: int = 0
     first_null: str = ""

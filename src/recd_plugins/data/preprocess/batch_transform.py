@@ -15,11 +15,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.tracing import trace_own_thread_alone
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
-from recd_plugins.data.converter_check import check_samples, copied_rows
-from recd_plugins.data.dense_step import DenseStep
-from recd_plugins.data.preprocessing import Step
-from recd_plugins.data.reader.read_seconds import CONVERT, ReadSeconds
-from recd_plugins.data.transform_check import check_rows
+from recd_plugins.data.preprocess.converter_check import check_samples, copied_rows
+from recd_plugins.data.preprocess.dense_step import DenseStep
+from recd_plugins.data.preprocess.steps import Step
+from recd_plugins.data.preprocess.transform_check import check_rows
+from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.errors import PluginError, listed, naming, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.id_bounds import IdBounds

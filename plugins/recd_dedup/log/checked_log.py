@@ -12,13 +12,13 @@ import pyarrow as pa
 from recd_plugins.api import GrowingLog, LogStore, PluginError
 from recd_plugins.api.data import MESSAGES, Cuts, LogRoute, Placed
 
-__all__ = ["HeldGrowingLog", "HeldLog"]
+__all__ = ["CheckedGrowingLog", "CheckedLog"]
 
 T = TypeVar("T")
 
 
-class HeldLog:
-    """Is read like the log itself; a `PluginError` says which of its answers is wrong."""
+class CheckedLog:
+    """Is read like the log itself, whose answers it checks: a `PluginError` says which is wrong."""
 
     def __init__(self, log: LogStore) -> None:
         self._log = log
@@ -82,7 +82,7 @@ class HeldLog:
         return PluginError(f"{self._who}: its `{part}` {how}. {fix} docs/slots.md says more.")
 
 
-class HeldGrowingLog(HeldLog):
+class CheckedGrowingLog(CheckedLog):
     """The same for a log that is read while others write to it."""
 
     def __init__(self, log: GrowingLog) -> None:

@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
-from recd_plugins.data.importing.escaped_quotes import doubled, has_escapes
 from recd_plugins.data.importing.foreign_file import ForeignFile, own_names
+from recd_plugins.data.importing.text.escaped_quotes import doubled, has_escapes
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS, TextForm
 from recd_plugins.errors import DataError, shown, so_many
 from recd_plugins.storage.uri import Location

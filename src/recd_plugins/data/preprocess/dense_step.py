@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.preprocessing import Step
+from recd_plugins.data.preprocess.steps import Step
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError, naming, so_many
 from recd_plugins.sparse.jagged import WeightedJagged
 
 __all__ = ["DenseStep"]
+
+CURE = "Let it return what its `schema` says, or have its `schema` say what it returns."
 
 
 class DenseStep:
@@ -61,7 +63,7 @@ class DenseStep:
             raise PluginError(
                 f"{self.who} made {_shape(result)}, but its `schema` says dense columns "
                 f"[{num_rows}, {width}] float32"
-                + (", and features: let it return a pair of both." if both else ".")
+                + (", and features. Let it return a pair of both." if both else f". {CURE}")
             )
         if self._made.sparse and not (
             isinstance(made, KeyedJaggedTensor)
@@ -71,7 +73,7 @@ class DenseStep:
             raise PluginError(
                 f"{self.who} made {_shape(result)}, but its `schema` says a KeyedJaggedTensor of "
                 f"{', '.join(self._names)} with {so_many(num_rows, 'row')}"
-                + (", behind dense columns: let it return a pair of both." if both else ".")
+                + (", behind dense columns. Let it return a pair of both." if both else f". {CURE}")
             )
         return columns, made
 
