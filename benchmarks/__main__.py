@@ -25,7 +25,7 @@ from benchmarks.copies import import_for_all, run_in_a_copy
 from benchmarks.kept import keep, kept_results
 from benchmarks.pages import draw, limit_rows
 from benchmarks.suites import SUITES, Suite
-from recd_plugins.launch.fork_server import for_cpu
+from recd_plugins.launch.fork_server import torch_is_for_cpu
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def measured(suites: list[Suite], quick: bool, arguments: list[str]) -> list[str
     failed: list[str] = []
     seconds: dict[str, float] = {}
     begun = time.monotonic()
-    if copied := quick and for_cpu():
+    if copied := quick and torch_is_for_cpu():
         import_for_all()
     for number, suite in enumerate(suites, 1):
         if suite.needs_cuda and not torch.cuda.is_available():

@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks import models
 from benchmarks.harness import ALLOCATOR, Figure, Limit, Report, conditions_of, print_json
 from benchmarks.limits import least_step
-from recd_plugins.launch.command import launch
+from recd_plugins.launch.launcher import launch
 from recd_plugins.launch.machine_cores import cores_of_each
 from recd_plugins.stack import load
 

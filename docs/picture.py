@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from recd_plugins.hooks.manager import Catalog
+from recd_plugins.hooks.catalog import Catalog
 
 HERE = Path(__file__).parent
 PLUGINS = ("recd_dlrm", "recd_dedup", "recd_dsi", "recd_flexshard", "recd_scars")

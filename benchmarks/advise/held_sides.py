@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peak_memory import peak_memory
 from benchmarks.recd_train.memory import give_back
-from recd_plugins.advise.trial_rank import TrialSide, seconds_in_turns, trial_side
+from recd_plugins.advise.rank_in_turns import TrialSide, seconds_in_turns, trial_side
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.stack import load

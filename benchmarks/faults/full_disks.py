@@ -27,7 +27,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.trainer.checkpoints.files import check_whole
-from recd_plugins.trainer.run_folder import checkpoints_in
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 
 __all__ = ["FULL_DISKS", "take_own_mounts"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.faults.cases import Breach, Case, Kind, breaches_of
 from benchmarks.faults.jobs import JOB, RUN, written
 from benchmarks.faults.programs import Ended, Place, Program
-from recd_plugins.trainer.run_folder import checkpoints_in
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 
 __all__ = ["INTERRUPTIONS"]
 

@@ -18,7 +18,7 @@ from benchmarks.harness import Figure, spread
 from benchmarks.recd_train.measured import BASELINE, MeasuredTraining
 from benchmarks.recd_train.ranks import TrainSteps, take_turns
 from benchmarks.recd_train.workload import CLUSTERED, RECD, TrainSide, TrainWorkload
-from recd_plugins.advise.trial_rank import in_turns
+from recd_plugins.advise.rank_in_turns import in_turns
 from recd_plugins.stack import load
 
 __all__ = ["STEPS"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from recd_flexshard.config import BUDGETED, FlexShardConfig
+from recd_flexshard.policy.considered_plans import considered_plans
 from recd_flexshard.policy.goals import choose, frontier
 from recd_flexshard.policy.search import PlanSearch
 from recd_plugins.api import Context, Notice, Topology, Unused, fitting
@@ -114,7 +115,7 @@ class FlexShardPlanner(TierPlanner):
         config = self._config
         budget = (config.budget_gb or 0.0) * GB
         search = PlanSearch(tables, prices, budget=budget, tiers=config.tiers)
-        return self._chosen(search.run(), tables, search.considered(), search.own)
+        return self._chosen(search.run(), tables, considered_plans(search), search.own)
 
     def _chosen(
         self,

@@ -26,22 +26,23 @@ from typer.testing import CliRunner
 
 from recd_plugins.additions import Addition, NotHere, Situation
 from recd_plugins.advise.added_values import in_order, plain
-from recd_plugins.advise.advice import RegistryAdvice, _absolute, _otherwise, _what_ifs, advise
+from recd_plugins.advise.advice import RegistryAdvice, _absolute, advise
 from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
-from recd_plugins.advise.computed import _shared
 from recd_plugins.advise.goal import WORTH, AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTrainer
 from recd_plugins.advise.outlook import Outlooks
+from recd_plugins.advise.rank_compute import _shared
 from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
+from recd_plugins.advise.what_ifs import _otherwise, what_may_differ
 from recd_plugins.cli.loss_curve import steps_to_loss
 from recd_plugins.cli.main import app
 from recd_plugins.data.progress import silent
 from recd_plugins.data.schema import Schema
 from recd_plugins.embedding.adapt import DEDUP_COLLECTIONS
 from recd_plugins.errors import CapabilityError, DataError, PluginError, RegistryError
+from recd_plugins.hooks.catalog import Catalog, ClaimedAddition
 from recd_plugins.hooks.imported import Provider
-from recd_plugins.hooks.manager import Catalog, ClaimedAddition
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.model_tables import ModelTable, model_tables
@@ -440,6 +441,9 @@ def test_batches_of_a_trainer_that_nothing_can_be_said_of_are_refused() -> None:
     def of(batch: Any) -> ModelOfTrainer:
         return ModelOfTrainer(torch.nn.Identity(), [batch], name="mine.py:parts")
 
+    empty = ModelOfTrainer(torch.nn.Identity(), [], name="mine.py:parts")
+    with pytest.raises(DataError, match=r"its loader is empty, .* Let it yield batches"):
+        _ = empty.batch_size
     with pytest.raises(DataError, match=r"mine\.py:parts: its batches hold a SparseFeatures"):
         _ = of(SparseFeatures.of(kjt)).batch_size
     with pytest.raises(DataError, match=r"mine\.py:parts: its batches have no method `to`"):
@@ -1018,7 +1022,7 @@ def test_an_addition_that_cannot_be_has_no_what_ifs_nor_has_one_rank_links() -> 
         base: Any = SimpleNamespace(ledger=ledger, memory=0.0)
         walk = Walk(base=base, weighed=[Weighed(claim=claim, verdict=verdict, why="")], best=base)
         given: Any = SimpleNamespace(topology=Topology(), written=lambda *keys: [])
-        found = _what_ifs(given, [claim], AdviceGoal(budget_gb=1), 64, walk)
+        found = what_may_differ(given, [claim], AdviceGoal(budget_gb=1), 64, walk)
         return [name for name, _, _ in found]
 
     always = ["the batch doubled", "a budget of 2 GB a rank"]
@@ -1076,7 +1080,7 @@ def test_additions_come_after_those_that_they_follow_or_need() -> None:
     assert [one.addition.name for one in found] == ["a", "b", "c"]
     with pytest.raises(PluginError, match="needs 'z'"):
         in_order(claims(a={"needs": ("z",)}))
-    with pytest.raises(PluginError, match="in a circle"):
+    with pytest.raises(PluginError, match=r"in a circle: .* Take one of these names out"):
         in_order(claims(a={"after": ("b",)}, b={"after": ("a",)}))
 
 

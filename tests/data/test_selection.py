@@ -321,7 +321,10 @@ def test_a_byte_of_a_column_that_nobody_asks_for_may_be_damaged(tmp_path: Path) 
     [
         ({"features": "usr_*"}, "dataset.features: no feature or dense column matches 'usr_"),
         ({"without": "x"}, "dataset.without: no feature or dense column matches 'x'"),
-        ({"features": "ids", "without": "i*"}, "leave none of the 4 features and dense columns. Leave"),
+        (
+            {"features": "ids", "without": "i*"},
+            "leave none of the 4 features and dense columns. Leave",
+        ),
         ({"absent": "x"}, "dataset.absent: no feature or dense column matches 'x'"),
     ],
 )

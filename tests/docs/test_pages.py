@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.describe import options_of
-from recd_plugins.hooks.manager import Catalog
+from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry import Registry
 from recd_plugins.registry.settings import TrainSettings

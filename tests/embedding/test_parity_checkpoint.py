@@ -77,7 +77,9 @@ def save_and_go_on(
         now = job(arrange, seed)
         parameters.append(names(now))
         if seed:
-            checkpoints.load(now, checkpoints.latest())
+            latest = checkpoints.latest()
+            assert latest is not None
+            checkpoints.load(now, latest)
         else:
             start = Trained.of(now.model, table_initialisers(Mixed()), losses=[])
         mine = iter([step[rank] for step in steps])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from recd_flexshard.policy.considered_plans import considered_plans
 from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.errors import CapabilityError
@@ -46,7 +47,7 @@ def test_long_bags_of_cold_rows_are_left_to_torchrec() -> None:
     tables = [pooled(f"t{n}", n, rows=10**6, lookups=20, exponent=0) for n in range(4)]
     search = searched(*tables)
     assert search.best is search.own
-    (considered,) = search.considered().values()
+    (considered,) = considered_plans(search).values()
     assert [one.way for one in considered if one.chosen] == ["TorchRec's own plan (table_wise)"]
     assert min(one.ms for one in considered if not one.chosen) > search.own.ms
 
@@ -57,7 +58,7 @@ def test_short_bags_of_hot_rows_travel() -> None:
     assert search.best.ms < search.own.ms / 2
     for one in search.best.tables.values():
         assert not one.sizes.as_torchrec
-    (considered,) = search.considered().values()
+    (considered,) = considered_plans(search).values()
     assert sum(one.chosen for one in considered) == 1
     chosen = next(one for one in considered if one.chosen)
     assert (1 - WORTH) * chosen.ms <= min(one.ms for one in considered if one.fits)
@@ -77,7 +78,7 @@ def test_a_collection_is_split_where_its_tables_differ() -> None:
         for sizes in product(ways, repeat=7)
     ]
     assert search.best.ms <= min(one.ms for one in every)
-    (considered,) = search.considered().values()
+    (considered,) = considered_plans(search).values()
     assert next(one.way for one in considered if one.chosen) == "each table its own way"
 
 
@@ -110,9 +111,10 @@ def test_one_tier_is_coalescing_without_replicas() -> None:
     tables = {"s": sequences, "b": pooled("b", 0, rows=1000, lookups=1)}
     search = PlanSearch(tables, PRICES, budget=MUCH, tiers=1)
     assert PlanSearch(tables, PRICES, budget=MUCH).run().ms < search.run().ms < search.own.ms
-    for one in (search.best, *search._candidates(search.ways)):
+    for one in (search.best, *search.candidates(search.ways)):
         assert not any(each.has_replicas for each in one.tables.values())
-    assert not any("replicas" in one.way for each in search.considered().values() for one in each)
+    considered = considered_plans(search).values()
+    assert not any("replicas" in one.way for each in considered for one in each)
     with pytest.raises(CapabilityError, match="can be at most"):
         PlanSearch(tables, PRICES, budget=-MUCH, tiers=1).run()
 
@@ -179,7 +181,7 @@ def test_rows_are_copied_only_if_that_is_faster_where_ranks_work_meanwhile_too()
     fast, slow = searched_behind(0.113), searched_behind(0.0113)
     alone = fast.best.tables["s"].sizes
     assert alone == TableSizes(coalesce="rank")
-    copies = [one for one in fast.considered()["s"] if one.way.endswith("with replicas")]
+    copies = [one for one in considered_plans(fast)["s"] if one.way.endswith("with replicas")]
     assert min(one.ms for one in copies) < (1 - WORTH) * fast.best.ms
     assert slow.best.tables["s"].has_replicas
     without = slow.ledgers.by({"s": alone})
@@ -199,7 +201,7 @@ def test_what_is_chosen_fits_and_is_worth_leaving_torchrec(budget: float) -> Non
     assert search.fits(search.best)
     if search.best is not search.own:
         assert search.best.ms <= (1 - LEAVING) * search.own.ms
-    considered = search.considered()
+    considered = considered_plans(search)
     assert set(considered) == {"bags", "seq"}
     for every in considered.values():
         assert sum(one.chosen for one in every) == 1

@@ -13,7 +13,7 @@ from recd_plugins.cli.reported import reported
 from recd_plugins.cli.train import _summary
 from recd_plugins.errors import PluginError, RecdError, naming
 from recd_plugins.hooks.blame import blamed
-from recd_plugins.hooks.manager import Catalog
+from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.storage.whole_file import of_path
 
 FAULTY = """

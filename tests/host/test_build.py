@@ -19,7 +19,7 @@ from recd_plugins.cli.reported import reported
 from recd_plugins.compat import build
 from recd_plugins.compat.build import Build, NoDriverError, check_build, installed_build
 from recd_plugins.errors import PluginError, RecdError, RegistryError, VersionError
-from recd_plugins.hooks.manager import Catalog
+from recd_plugins.hooks.catalog import Catalog
 
 CPU, CUDA = Build("2.13.0+cpu", None), Build("2.13.0", "13.0")
 

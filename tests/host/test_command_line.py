@@ -23,7 +23,7 @@ from recd_plugins.cli.messages import messages, messages_like
 from recd_plugins.cli.reported import reported
 from recd_plugins.cli.words import commands, meanings
 from recd_plugins.errors import RegistryError
-from recd_plugins.launch.fork_server import for_cpu
+from recd_plugins.launch.fork_server import torch_is_for_cpu
 from recd_plugins.notices import Notice
 
 SERVERS = {"serve coordinator", "serve worker", "watch"}
@@ -288,7 +288,9 @@ sys.exit("torch" in sys.modules)
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
-@pytest.mark.skipif(not for_cpu(), reason="a process with torch's build for CUDA is not copied")
+@pytest.mark.skipif(
+    not torch_is_for_cpu(), reason="a process with torch's build for CUDA is not copied"
+)
 def test_the_process_that_has_read_a_registry_is_copied_to_serve_ranks(tmp_path: Path) -> None:
     (tmp_path / "registry.yaml").write_text("train: {ranks: 2}")
     script = """

@@ -24,6 +24,7 @@ from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.registry.delivery import Delivery
 from recd_plugins.stack import Stack
 from recd_plugins.stack.looked_up import check_read
 from recd_plugins.testing.batches import from_lists, random_table, to_lists
@@ -269,3 +270,8 @@ def test_who_asks_for_what_there_is_not_is_told(registry: dict[str, Any]) -> Non
     mine = rp.load({**registry, "model": {**registry["model"], "features": "*"}}).model()
     with pytest.raises(CapabilityError, match=r"looks up beta, which is not read"):
         check_read(mine, rp.load(registry)._features)
+
+
+def test_a_delivery_of_another_version_says_what_to_install() -> None:
+    with pytest.raises(RegistryError, match=r"a delivery has .* Install the same version"):
+        Delivery.from_text('{"values": {}}')

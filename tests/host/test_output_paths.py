@@ -21,13 +21,8 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.arrow_file import write_arrow
 from recd_plugins.storage.lock_file import written_alone
-from recd_plugins.trainer.run_folder import (
-    RunLock,
-    check_free,
-    check_is_run,
-    check_resumable,
-    set_aside,
-)
+from recd_plugins.trainer.run_folder import check_is_run, check_resumable, set_aside
+from recd_plugins.trainer.run_lock import RunLock, check_free
 
 
 def test_what_can_be_written_passes(tmp_path: Path) -> None:
@@ -157,7 +152,8 @@ def test_a_run_that_may_save_no_further_checkpoint_does_not_go_on() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recd_plugins.trainer.run_folder import RunLock, set_aside
+from recd_plugins.trainer.run_folder import set_aside
+from recd_plugins.trainer.run_lock import RunLock
 with RunLock(Path(sys.argv[1])) as lock:
     lock.take()
     set_aside(Path(sys.argv[1]))

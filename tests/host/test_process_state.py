@@ -15,7 +15,7 @@ from forked import run_module
 
 from plugins import POOLING, write_module
 from recd_plugins.errors import PluginError
-from recd_plugins.hooks.manager import Catalog
+from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.notices import Notices, NoticeWarning, Unused, notices_as_lines
 from recd_plugins.registry import Registry
 from recd_plugins.stack.usage import Usage

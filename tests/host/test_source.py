@@ -330,8 +330,8 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path) -> None:
         ("sizes.2=1", "sizes is a list of 2, in which '2' is not a position; count from 0."),
         ("sizes.-1=1", "sizes is a list of 2, in which '-1' is not a position"),
         ("sizes.x=1", "sizes is a list of 2, in which 'x' is not a position"),
-        ("sizes.0.x=1", "sizes.0 is 1, which holds no options."),
-        ("on.x.y=1", "on is True, which holds no options."),
+        ("sizes.0.x=1", "sizes.0 is 1, which holds no options. Write `sizes.0=VALUE` to set it."),
+        ("on.x.y=1", "on is True, which holds no options. Write `on=VALUE` to set it."),
     ],
 )
 def test_an_override_that_leads_nowhere_is_named(override: str, says: str) -> None:

@@ -16,8 +16,8 @@ import recd_plugins
 from recd_plugins.config import Config
 from recd_plugins.describe import field_docs, nested
 from recd_plugins.hooks import specs
+from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.hooks.imported import available
-from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import ADDITIONS, HOOKS
 from recd_plugins.registry import KEYS
 from recd_plugins.registry.settings import TrainSettings

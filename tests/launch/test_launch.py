@@ -27,8 +27,7 @@ import pytest
 import torch
 from forked import run_module
 
-from recd_plugins.launch import command as launcher
-from recd_plugins.launch.command import SHOWN, Failure
+from recd_plugins.launch import launcher
 from recd_plugins.launch.environment import (
     ELASTIC,
     PARENT,
@@ -36,6 +35,7 @@ from recd_plugins.launch.environment import (
     die_with_parent,
     loopback_store,
 )
+from recd_plugins.launch.launcher import SHOWN, Failure
 from recd_plugins.launch.rank_server import RankServer, rank_server
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from torch import nn
 from trio import in_mapped_files
 
 from recd_dlrm.datasets.sessions.dataset import default_features
-from recd_plugins.advise.trial_rank import trial_side
+from recd_plugins.advise.rank_in_turns import trial_side
 from recd_plugins.data.batch import Batch
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.registry.settings import OptimizerSettings

@@ -19,7 +19,7 @@ from recd_plugins.data.progress import Progress
 from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.hooks.manager import Catalog
+from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.slots import SLOTS, Record, StatsRecord
 from recd_plugins.testing import contracts
 from recd_plugins.testing.batches import random_table

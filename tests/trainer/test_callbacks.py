@@ -43,8 +43,9 @@ from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import Trained
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
-from recd_plugins.trainer.checkpoints.other_ranks import reshard
-from recd_plugins.trainer.run_callbacks import Callbacks, states_by_options
+from recd_plugins.trainer.checkpoints.callback_states import states_by_options
+from recd_plugins.trainer.checkpoints.reshard import reshard
+from recd_plugins.trainer.run_callbacks import Callbacks
 from recd_plugins.trainer.training import Training
 
 OPTIMIZERS = {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.1}
@@ -288,7 +289,10 @@ def test_the_hosts_own_keep_the_contract() -> None:
         ({"use": "schedule", "scheduler": "CosineAnealingLR"}, "did you mean 'cosineannealinglr'"),
         ({"use": "schedule", "scheduler": "reducelronplateau"}, "waits for a metric"),
         ({"use": "schedule", "scheduler": "StepLR"}, "StepLR refuses options={}: .*step_size"),
-        ({"use": "schedule", "warmup": 2, "options": {"a": 1}}, "no scheduler to take"),
+        (
+            {"use": "schedule", "warmup": 2, "options": {"a": 1}},
+            "no scheduler to take them. Name one",
+        ),
         (
             {"use": "schedule", "scheduler": "StepLR", "options": {"step_size": ""}},
             "StepLR cannot step by options={'step_size': ''}: its first step raised TypeError",
@@ -301,7 +305,7 @@ def test_the_hosts_own_keep_the_contract() -> None:
             {"use": "schedule", "scheduler": "ExponentialLR", "options": {"gamma": 1e400}},
             "its first step makes a rate of inf",
         ),
-        ({"use": "clipping"}, "neither `norm` nor `value` is set"),
+        ({"use": "clipping"}, "nothing would be clipped. Set one."),
         (
             {"use": "clipping", "norm": 1, "of": "tables"},
             "fused optimizer applies the gradient of each row",

@@ -39,8 +39,8 @@ from recd_plugins.trainer.checkpoints.files import (
     read_digest,
     write_digest,
 )
-from recd_plugins.trainer.checkpoints.other_ranks import reshard
-from recd_plugins.trainer.run_folder import checkpoints_in
+from recd_plugins.trainer.checkpoints.reshard import reshard
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 
 
 def run(folder: str, overrides: list[str], resume: bool = False) -> dict[str, Any] | str:

@@ -16,13 +16,8 @@ from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError
 from recd_plugins.trainer.measure.breakdown import PARTS
 from recd_plugins.trainer.measure.metrics import Metrics
-from recd_plugins.trainer.measure.runs_compared import (
-    Curve,
-    draw_curves,
-    read_run,
-    row,
-    spread,
-)
+from recd_plugins.trainer.measure.run_log import Curve, read_run
+from recd_plugins.trainer.measure.runs_compared import draw_curves, row, spread
 from recd_plugins.trainer.measure.step_cost import StepCost
 from recd_plugins.trainer.run_report import RunReport
 

@@ -11,7 +11,7 @@ from test_callbacks import ran, registry, same, trained
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.checkpoints.other_ranks import reshard
+from recd_plugins.trainer.checkpoints.reshard import reshard
 from recd_plugins.trainer.checkpoints.weights import load_weights
 
 

@@ -11,8 +11,8 @@ from test_callbacks import lines, registry, same, trained
 from torch import Tensor, nn
 
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.trainer.checkpoints.other_ranks import reshard
 from recd_plugins.trainer.checkpoints.rank_buffers import buffer_digests, differing
+from recd_plugins.trainer.checkpoints.reshard import reshard
 
 COUNTED = ("running_mean", "running_var")
 

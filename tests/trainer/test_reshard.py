@@ -39,10 +39,10 @@ from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints
 from recd_plugins.trainer.checkpoints.files import checkpoint_of, read_rank, write_json
 from recd_plugins.trainer.checkpoints.other_ranks import (
     for_ranks,
-    reshard,
     resumed_position,
     shared_streams,
 )
+from recd_plugins.trainer.checkpoints.reshard import reshard
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
 SHORT = ["train.eval_every=0", "train.checkpoint_every=0", "train.log_every=1"]
@@ -133,7 +133,9 @@ def loaded(folder: str, name: str, overrides: list[str]) -> tuple[dict[str, Tens
     job = assemble(stack, torch.device("cpu"))
     registry = stack.registry.source.values
     checkpoints = Checkpoints(Path(folder) / name / "checkpoints", keep=1, registry=registry)
-    checkpoints.load(job, checkpoints.latest())
+    latest = checkpoints.latest()
+    assert latest is not None
+    checkpoints.load(job, latest)
     held = dict(job.model.state_dict())
     for parameter, states in job.optimizer.state_dict()["state"].items():
         held |= {f"{parameter}/{key}": value for key, value in states.items()}

@@ -24,7 +24,7 @@ from probe_plugin import probe_registry
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.launch.command import Failure
+from recd_plugins.launch.launcher import Failure
 from recd_plugins.trainer.tuning.trial_rank import _is_out_of_memory
 from recd_plugins.trainer.tuning.trials import Search, Trial, _killed_by_memory, largest_batch
 

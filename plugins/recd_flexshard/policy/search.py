@@ -9,7 +9,7 @@ replica.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -21,7 +21,6 @@ from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.api.planning import (
     AS_TORCHREC,
     Coalesce,
-    Considered,
     Ledger,
     Prices,
     SequenceTable,
@@ -29,17 +28,10 @@ from recd_plugins.api.planning import (
     TableSizes,
 )
 
-__all__ = ["PlanSearch", "Way"]
+__all__ = ["PlanSearch", "Way", "way_of"]
 
 Way = Literal["torchrec", "none", "rank", "node", "sums"]
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
-CALLED: Mapping[Way, str] = {
-    "torchrec": "TorchRec's own plan",
-    "none": "rows",
-    "rank": "rows, by rank",
-    "node": "rows, by node",
-    "sums": "sums",
-}
 COVERED = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Shares of a collection's lookups that replicas in front of sums are tried for."""
 WORTH = 0.02
@@ -61,8 +53,8 @@ are tried."""
 
 
 class PlanSearch:
-    """The fastest plan within a budget, of the plans that it weighed, and those that it weighed by
-    collection."""
+    """Weighs plans one after another, and keeps the fastest within a budget; `considered_plans`
+    reports what each collection might have had beside it."""
 
     def __init__(
         self,
@@ -101,7 +93,7 @@ class PlanSearch:
         """
         self._weigh(self.own)
         for level in LEVELS[:2]:
-            self._weigh(self.ledgers.by(self._without_replicas(self._one_level(level))))
+            self._weigh(self.ledgers.by(self.without_replicas(self._one_level(level))))
         for level in LEVELS:
             self._weigh_all(self._one_level(level))
         if len(self.collections) > 1:
@@ -109,29 +101,6 @@ class PlanSearch:
         self._try_within_collections()
         self._try_levels_of_tables()
         return self.best
-
-    def _try_ways_of_collections(self) -> None:
-        """Weigh the other ways of each collection, the others as in the best plan."""
-        for names in self.collections.values():
-            for way in self._ways(names):
-                ways = self.ways | dict.fromkeys(names, way)
-                self._weigh_all(ways, WORTH / len(self.collections))
-
-    def _try_within_collections(self) -> None:
-        """Weigh plans in which tables of one collection have different ways, or replicas are in
-        front of its sums."""
-        for names in self.collections.values():
-            self._split(names)
-            for ledger in self._in_front_of_sums(names):
-                self._weigh(ledger)
-                if self._best is ledger:
-                    self._summed |= {name: ledger.tables[name].sizes for name in names}
-
-    def _try_levels_of_tables(self) -> None:
-        """Weigh the plan in which each table has its best level."""
-        levels = self._by_table()
-        if levels != self.ways and len(set(levels.values())) > 1:
-            self._weigh_all(levels, 0.0)
 
     @cached_property
     def collections(self) -> Mapping[str, tuple[str, ...]]:
@@ -144,12 +113,7 @@ class PlanSearch:
     @property
     def ways(self) -> dict[str, Way]:
         """Each table's way in the best plan."""
-        return {name: _way(one) for name, one in self.best.tables.items()}
-
-    def considered(self) -> dict[str, list[Considered]]:
-        """The plans that each collection might have had, the others as in the best plan; the chosen
-        first way of each without replicas, then with the best ones that fit."""
-        return {path: list(self._considered(names)) for path, names in self.collections.items()}
+        return {name: way_of(one) for name, one in self.best.tables.items()}
 
     def fits(self, ledger: Ledger) -> bool:
         """Whether it is within the budget, and ranks hand collectives no more bytes than by
@@ -164,61 +128,12 @@ class PlanSearch:
                 return False
         return self._within_budget.extra(ledger) <= self.budget
 
-    def _leaves_a_rank_empty(self, ledger: Ledger) -> bool:
-        """Whether all row-wise tables of a collection's dimension have fewer rows than ranks."""
-        most: dict[tuple[str, int], int] = {}
-        for one in ledger.tables.values():
-            if not one.sizes.as_torchrec:
-                alike = one.table.collection, one.table.dim
-                most[alike] = max(most.get(alike, 0), one.table.rows.num_rows)
-        return any(rows < self.prices.cluster.world_size for rows in most.values())
-
-    def _weigh(self, ledger: Ledger, worth: float = WORTH) -> None:
-        """Take a plan for the best if it fits, and saves the share `worth` of a step or, where it
-        is less simple, more."""
-        if self._best is not None:
-            if self._known and self._best is self.own:
-                worth = max(worth, LEAVING)
-            if _copies_of_bags(ledger) and not _copies_of_bags(self._best):
-                worth = max(worth, COPYING_BAGS)
-            if ledger.ms >= (1 - worth) * self._best.ms:
-                return
-            if self._slower_at_work(ledger):
-                return
-        if self.fits(ledger):
-            self._best = ledger
-            if not _has_replicas(ledger, ledger.tables):
-                self._without_copies = ledger
-
-    def _slower_at_work(self, ledger: Ledger) -> bool:
-        """Whether it takes longer where ranks work while others wait for bytes: than TorchRec's own
-        plan, or, with replicas, than the best plan without. The bytes that a plan saves are worth
-        less then, and what it computes costs as much: one that is not faster by both prices is no
-        reliable gain."""
-        if self.budget < 0:  # to save memory, steps may be slower
-            return False
-        simpler = [self.own] if self._known else []
-        if self._without_copies is not None and _has_replicas(ledger, ledger.tables):
-            simpler.append(self._without_copies)
-        return any(ledger.ms_working_meanwhile >= one.ms_working_meanwhile for one in simpler)
-
-    def _weigh_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
-        for ledger in self._candidates(ways):
-            self._weigh(ledger, worth)
-
-    def _ways(self, names: tuple[str, ...]) -> tuple[Way, ...]:
+    def ways_of(self, names: tuple[str, ...]) -> tuple[Way, ...]:
         """The ways that a collection may choose from."""
         pooled = any(self.tables[name].bags for name in names)
         return ("torchrec", "rank", "node") if pooled else ("torchrec", *LEVELS)
 
-    def _one_level(self, level: Coalesce) -> dict[str, Way]:
-        """The same level for all tables that may have it; sums are TorchRec's."""
-        return {
-            name: "torchrec" if table.bags and level == "none" else level
-            for name, table in self.tables.items()
-        }
-
-    def _without_replicas(self, ways: Mapping[str, Way]) -> dict[str, TableSizes]:
+    def without_replicas(self, ways: Mapping[str, Way]) -> dict[str, TableSizes]:
         """Sizes without replicas."""
         found = {}
         for name, way in ways.items():
@@ -228,11 +143,68 @@ class PlanSearch:
                 found[name] = TableSizes(coalesce=way)
         return found
 
-    def _candidates(self, ways: Mapping[str, Way]) -> list[Ledger]:
+    def candidates(self, ways: Mapping[str, Way]) -> list[Ledger]:
         """The candidates with each table's way; those whose sums travel have the replicas that are
         best known."""
-        sizes = self._without_replicas(ways)
+        sizes = self.without_replicas(ways)
         return self._within_budget.of(sizes, [name for name in sizes if ways[name] != "sums"])
+
+    def in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Ledger]:
+        """Plans in which the hottest rows of a pooled collection are on every rank, and bags that
+        have others are summed at home, row-wise.
+
+        A sum is saved only with the last of its bag's rows, so single rows have no prices.
+        """
+        if not self._within_budget.tiers or not all(self.tables[name].bags for name in names):
+            return
+        rest = self.sizes_of_others(names)
+        merged, multiple = self.ledgers.merged(names), self.prices.cluster.world_size
+        each = merged.rows.counts * merged.rows.p
+        before = np.cumsum(each) - each
+        for share in COVERED:
+            taken = np.where(before < share * merged.rows.lookups, merged.rows.counts, 0)
+            rows = merged.per_table(taken)
+            sizes = {}
+            for name, count in zip(merged.names, rows.tolist(), strict=True):
+                every = count == self.tables[name].rows.num_rows
+                sizes[name] = TableSizes(
+                    replicated=count if every else count // multiple * multiple
+                )
+            yield self.ledgers.by(rest | sizes)
+
+    def sizes_of_others(self, names: tuple[str, ...]) -> dict[str, TableSizes]:
+        """The sizes of all other tables in the best plan."""
+        return {name: one.sizes for name, one in self.best.tables.items() if name not in names}
+
+    def _try_ways_of_collections(self) -> None:
+        """Weigh the other ways of each collection, the others as in the best plan."""
+        for names in self.collections.values():
+            for way in self.ways_of(names):
+                ways = self.ways | dict.fromkeys(names, way)
+                self._weigh_all(ways, WORTH / len(self.collections))
+
+    def _try_within_collections(self) -> None:
+        """Weigh plans in which tables of one collection have different ways, or replicas are in
+        front of its sums."""
+        for names in self.collections.values():
+            self._split(names)
+            for ledger in self.in_front_of_sums(names):
+                self._weigh(ledger)
+                if self._best is ledger:
+                    self._summed |= {name: ledger.tables[name].sizes for name in names}
+
+    def _try_levels_of_tables(self) -> None:
+        """Weigh the plan in which each table has its best level."""
+        levels = self._by_table()
+        if levels != self.ways and len(set(levels.values())) > 1:
+            self._weigh_all(levels, 0.0)
+
+    def _one_level(self, level: Coalesce) -> dict[str, Way]:
+        """The same level for all tables that may have it; sums are TorchRec's."""
+        return {
+            name: "torchrec" if table.bags and level == "none" else level
+            for name, table in self.tables.items()
+        }
 
     def _split(self, names: tuple[str, ...]) -> None:
         """Weigh plans in which some of a collection's pooled tables are TorchRec's, and rows of the
@@ -242,7 +214,7 @@ class PlanSearch:
             return
         for level in LEVELS[1:]:
             ways = self.ways | dict.fromkeys(movable, level)
-            for ledger in self._candidates(ways):
+            for ledger in self.candidates(ways):
                 rows = {name: ledger.tables[name].sizes for name in movable}
                 rest = {n: one.sizes for n, one in ledger.tables.items() if n not in rows}
                 own = self.ledgers.by(rest)
@@ -275,29 +247,6 @@ class PlanSearch:
         fastest = min(sorted(taken), key=taken.__getitem__)
         return self.ledgers.by({**rest, **dict(rows[:fastest])})
 
-    def _in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Ledger]:
-        """Plans in which the hottest rows of a pooled collection are on every rank, and bags that
-        have others are summed at home, row-wise.
-
-        A sum is saved only with the last of its bag's rows, so single rows have no prices.
-        """
-        if not self._within_budget.tiers or not all(self.tables[name].bags for name in names):
-            return
-        rest = self._rest(names)
-        merged, multiple = self.ledgers.merged(names), self.prices.cluster.world_size
-        each = merged.rows.counts * merged.rows.p
-        before = np.cumsum(each) - each
-        for share in COVERED:
-            taken = np.where(before < share * merged.rows.lookups, merged.rows.counts, 0)
-            rows = merged.per_table(taken)
-            sizes = {}
-            for name, count in zip(merged.names, rows.tolist(), strict=True):
-                every = count == self.tables[name].rows.num_rows
-                sizes[name] = TableSizes(
-                    replicated=count if every else count // multiple * multiple
-                )
-            yield self.ledgers.by(rest | sizes)
-
     def _by_table(self) -> dict[str, Way]:
         """Each table's best level of coalescing, with its sizes and the other tables unchanged.
         Bags keep theirs, and so do tables that are TorchRec's."""
@@ -311,86 +260,62 @@ class PlanSearch:
                 tries.append(AS_TORCHREC)
             ledgers = [self.ledgers.by(sizes | {name: own}) for own in tries]
             ledger = min(ledgers, key=lambda found: found.ms)
-        return {name: _way(one) for name, one in ledger.tables.items()}
+        return {name: way_of(one) for name, one in ledger.tables.items()}
 
-    def _considered(self, names: tuple[str, ...]) -> Iterator[Considered]:
-        """The plans that these tables of a collection might have had, by their ways."""
-        for way in self._ways(names):
-            yield from self._considered_in_one_way(names, way)
-        yield from self._considered_in_front_of_sums(names)
-        if len(self._ways_taken(names)) > 1:
-            yield self._as_considered("each table its own way", self.best, True)
+    def _leaves_a_rank_empty(self, ledger: Ledger) -> bool:
+        """Whether all row-wise tables of a collection's dimension have fewer rows than ranks."""
+        most: dict[tuple[str, int], int] = {}
+        for one in ledger.tables.values():
+            if not one.sizes.as_torchrec:
+                alike = one.table.collection, one.table.dim
+                most[alike] = max(most.get(alike, 0), one.table.rows.num_rows)
+        return any(rows < self.prices.cluster.world_size for rows in most.values())
 
-    def _considered_in_one_way(self, names: tuple[str, ...], way: Way) -> Iterator[Considered]:
-        """All of these tables in one way: without replicas, then with the best ones that fit."""
-        called = self._called(names, way)
-        taken = self._ways_taken(names) == {way}
-        best_has_replicas = _has_replicas(self.best, names)
-        if taken and not best_has_replicas:
-            yield self._as_considered(called, self.best, True)
-        else:
-            alone = self._without_replicas(dict.fromkeys(names, way))
-            yield self._as_considered(called, self.ledgers.by(self._rest(names) | alone), False)
-        if taken and best_has_replicas:
-            yield self._as_considered(f"{called}, with replicas", self.best, True)
-            return
-        with_replicas = [
-            ledger
-            for ledger in self._candidates(self.ways | dict.fromkeys(names, way))
-            if self.fits(ledger) and _has_replicas(ledger, names)
-        ]
-        if with_replicas:
-            found = min(with_replicas, key=lambda ledger: ledger.ms)
-            yield self._as_considered(f"{called}, with replicas", found, found is self.best)
+    def _weigh(self, ledger: Ledger, worth: float = WORTH) -> None:
+        """Take a plan for the best if it fits, and saves the share `worth` of a step or, where it
+        is less simple, more."""
+        if self._best is not None:
+            if self._known and self._best is self.own:
+                worth = max(worth, LEAVING)
+            if _copies_of_bags(ledger) and not _copies_of_bags(self._best):
+                worth = max(worth, COPYING_BAGS)
+            if ledger.ms >= (1 - worth) * self._best.ms:
+                return
+            if self._slower_at_work(ledger):
+                return
+        if self.fits(ledger):
+            self._best = ledger
+            if not _has_replicas(ledger):
+                self._without_copies = ledger
 
-    def _considered_in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Considered]:
-        """These tables as row-wise sums with replicas in front of them: as chosen, or the best of
-        the plans that were tried."""
-        called = f"{CALLED['sums']}, with replicas"
-        if self._ways_taken(names) == {"sums"}:
-            yield self._as_considered(called, self.best, True)
-        elif tried := list(self._in_front_of_sums(names)):
-            found = min(tried, key=lambda ledger: (not self.fits(ledger), ledger.ms))
-            yield self._as_considered(called, found, False)
+    def _slower_at_work(self, ledger: Ledger) -> bool:
+        """Whether it takes longer where ranks work while others wait for bytes: than TorchRec's own
+        plan, or, with replicas, than the best plan without. The bytes that a plan saves are worth
+        less then, and what it computes costs as much: one that is not faster by both prices is no
+        reliable gain."""
+        if self.budget < 0:  # to save memory, steps may be slower
+            return False
+        simpler = [self.own] if self._known else []
+        if self._without_copies is not None and _has_replicas(ledger):
+            simpler.append(self._without_copies)
+        return any(ledger.ms_working_meanwhile >= one.ms_working_meanwhile for one in simpler)
 
-    def _called(self, names: tuple[str, ...], way: Way) -> str:
-        """What a report calls a way of these tables; TorchRec's own with its sharding types."""
-        if way != "torchrec":
-            return CALLED[way]
-        shards = [self.tables[name].shards for name in names]
-        kinds = sorted({one.kind for one in shards if one is not None})
-        return f"{CALLED[way]} ({', '.join(kinds) or 'row_wise'})"
-
-    def _ways_taken(self, names: tuple[str, ...]) -> set[Way]:
-        """The ways of these tables in the best plan."""
-        return {_way(self.best.tables[name]) for name in names}
-
-    def _rest(self, names: tuple[str, ...]) -> dict[str, TableSizes]:
-        """The sizes of all other tables in the best plan."""
-        return {name: one.sizes for name, one in self.best.tables.items() if name not in names}
-
-    def _as_considered(self, called: str, ledger: Ledger, chosen: bool) -> Considered:
-        return Considered(
-            way=called,
-            ms=ledger.ms,
-            exchanged=ledger.cost.exchanged,
-            memory=ledger.memory - self.own.memory,
-            fits=self.fits(ledger),
-            chosen=chosen,
-        )
+    def _weigh_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
+        for ledger in self.candidates(ways):
+            self._weigh(ledger, worth)
 
 
-def _way(one: TableLedger) -> Way:
+def way_of(one: TableLedger) -> Way:
+    """The way of a table, by its sizes in a ledger."""
     if one.sizes.as_torchrec:
         return "torchrec"
     return "sums" if one.table.bags and one.sizes.coalesce == "none" else one.sizes.coalesce
 
 
+def _has_replicas(ledger: Ledger) -> bool:
+    return any(one.has_replicas for one in ledger.tables.values())
+
+
 def _copies_of_bags(ledger: Ledger) -> bool:
     """Whether pooled tables whose rows travel have replicas."""
-    return _has_replicas(ledger, [name for name, one in ledger.tables.items() if one.travels])
-
-
-def _has_replicas(ledger: Ledger, names: Iterable[str]) -> bool:
-    every = (ledger.tables[name].sizes for name in names)
-    return any(sizes.replicated or sizes.per_node for sizes in every)
+    return any(one.travels and one.has_replicas for one in ledger.tables.values())

@@ -8,10 +8,18 @@ from typing import Any
 
 from recd_plugins.additions import NotHere, Values
 from recd_plugins.errors import PluginError, RecdError, called, nearest
-from recd_plugins.hooks.manager import ClaimedAddition
+from recd_plugins.hooks.catalog import ClaimedAddition
 from recd_plugins.registry.source import as_of_yaml
 
-__all__ = ["MOVING", "answer_of", "in_order", "plain", "with_plugin", "without_moving"]
+__all__ = [
+    "MOVING",
+    "answer_of",
+    "in_order",
+    "plain",
+    "with_batch_size",
+    "with_plugin",
+    "without_moving",
+]
 
 MOVING = ("retier_every", "retier_batches")
 """The options of `train` by which replicas move, which TorchRec's own plans do not have."""
@@ -63,7 +71,8 @@ def in_order(claims: Sequence[ClaimedAddition]) -> list[ClaimedAddition]:
         return [named[name] for name in graph.static_order()]
     except CycleError as error:
         raise PluginError(
-            f"additions follow one another in a circle: {' after '.join(error.args[1])}."
+            f"additions follow one another in a circle: {' after '.join(error.args[1])}. Take one "
+            "of these names out of an addition's `after` or `needs`."
         ) from None
 
 
@@ -73,6 +82,11 @@ def with_plugin(values: Values, claim: ClaimedAddition) -> Values:
     own = claim.provider.plugin
     is_there = not isinstance(named, list) or own in named
     return values if is_there else {**values, "plugins": [*named, own]}
+
+
+def with_batch_size(values: Values, batch_size: int) -> Values:
+    """The values with `batch_size` samples of a rank and step."""
+    return {**values, "train": {**(values.get("train") or {}), "batch_size": batch_size}}
 
 
 def answer_of(

@@ -3,7 +3,6 @@ to measure."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,16 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.additions import Values
-from recd_plugins.advise.added_values import (
-    MOVING,
-    answer_of,
-    plain,
-    with_plugin,
-    without_moving,
-)
+from recd_plugins.advise.added_values import MOVING, plain, with_batch_size, without_moving
 from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfTrainer
 from recd_plugins.advise.outlook import Outlook, Outlooks
+from recd_plugins.advise.to_measure import to_measure
 from recd_plugins.advise.trials import (
     TriedRegistry,
     candidates,
@@ -31,45 +25,21 @@ from recd_plugins.advise.trials import (
     winner,
 )
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
+from recd_plugins.advise.what_ifs import WhatIf, what_may_differ
 from recd_plugins.config import path_of
 from recd_plugins.data.kept_stripes import keeping_stripes
 from recd_plugins.data.progress import Progress, silent
-from recd_plugins.errors import RecdError, RegistryError, listed
+from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.hooks.catalog import Catalog, ClaimedAddition
 from recd_plugins.hooks.imported import available
-from recd_plugins.hooks.manager import Catalog, ClaimedAddition
 from recd_plugins.launch.rank_server import RankServer
-from recd_plugins.planning.cluster import INTER_NODE_GBPS, INTRA_NODE_GBPS
 from recd_plugins.planning.remembered import remembering
-from recd_plugins.planning.topology import Topology, stated
 from recd_plugins.registry import Registry
 
-__all__ = ["RegistryAdvice", "WhatIf", "advise"]
+__all__ = ["RegistryAdvice", "advise"]
 
-UNSURE = 0.15
-"""A smaller gain is near the error of forecasts, so it should be tried."""
-WIDE = 0.1
-"""If the interval of a tier's share of lookups is wider than this, more batches should be read."""
-FASTER = 2.0
 TRAINERS = ("dataset", "etl", "model", "pooling")
 """The slots that belong to the trainer itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
-    """The advice that would be given if something were different."""
-
-    name: str
-    walk: Walk | None
-    """None if it could not be weighed; `why` has the reason."""
-    why: str = ""
-
-    def changes(self, advised: Sequence[str]) -> str:
-        """How the advice would differ from what is `advised`, in words."""
-        if self.walk is None:
-            return self.why
-        more = [f"+ {name}" for name in self.walk.kept if name not in advised]
-        less = [f"- {name}" for name in advised if name not in self.walk.kept]
-        return ", ".join([*more, *less]) or "the same"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,21 +224,22 @@ def _advised(
     schema = outlooks.schema(base)
     sizes = tuple(dict.fromkeys(batch_sizes)) or (registry.train.batch_size,)
     walks = {
-        size: weigh(_batches_of(base, size), claims, outlooks, goal, schema, met) for size in sizes
+        size: weigh(with_batch_size(base, size), claims, outlooks, goal, schema, met)
+        for size in sizes
     }
     best = min(walks, key=lambda size: goal.score(walks[size].best))
     what_ifs: list[WhatIf] = []
 
     def near_the_best(otherwise: Callable[[Values], Values], other_goal: AdviceGoal) -> Walk:
-        values = otherwise(_batches_of(base, best))
+        values = otherwise(with_batch_size(base, best))
         return weigh_near(walks[best], values, claims, outlooks, other_goal, schema)
 
     if with_what_ifs:
-        for name, otherwise, other_goal in _what_ifs(
+        for name, otherwise, other_goal in what_may_differ(
             registry, claims, goal, best, walks[best], its_batches=trainer is not None
         ):
             met(f"what if: {name}")
-            what_ifs.append(_what_if(name, partial(near_the_best, otherwise, other_goal)))
+            what_ifs.append(WhatIf.of(name, partial(near_the_best, otherwise, other_goal)))
     trials: list[TriedRegistry] = []
     if trial is not None:
         sides = candidates(walks[best], goal, most_tried)
@@ -284,22 +255,8 @@ def _advised(
         of_trainer=trainer is not None,
         has_features=trainer is not None and trainer.features is not None,
         what_ifs=what_ifs,
-        to_measure=[
-            *([] if trainer is None else _of_no_row(trainer)),
-            *_to_measure(registry, goal, walks[best], sizes),
-        ],
+        to_measure=[*to_measure(registry, goal, walks[best], sizes, trainer)],
     )
-
-
-def _what_if(name: str, weighed: Callable[[], Walk]) -> WhatIf:
-    """The advice if something were different, or why there is none."""
-    try:
-        return WhatIf(name=name, walk=weighed())
-    except RecdError as error:
-        return WhatIf(name=name, walk=None, why=str(error))
-    except MemoryError as error:
-        why = f"memory here has no room to weigh it ({error})"
-        return WhatIf(name=name, walk=None, why=why)
 
 
 @contextmanager
@@ -347,7 +304,7 @@ def _as_given(registry: Registry, outlooks: Outlooks, walk: Walk) -> Outlook | N
     """The outlook of the registry as it was given. None if that is the baseline, or if it has no
     forecast: whoever trains it gets the error."""
     size = registry.train.batch_size if registry.has_dataset else walk.base.batch_size
-    values = _batches_of(_absolute(registry.source.values, registry.source.base), size)
+    values = with_batch_size(_absolute(registry.source.values, registry.source.base), size)
     if {k: v for k, v in values.items() if k != "plugins"} == {
         k: v for k, v in walk.base.values.items() if k != "plugins"
     }:
@@ -356,64 +313,6 @@ def _as_given(registry: Registry, outlooks: Outlooks, walk: Walk) -> Outlook | N
         return outlooks.of(values)
     except RecdError:
         return None
-
-
-def _what_ifs(
-    registry: Registry,
-    claims: Sequence[ClaimedAddition],
-    goal: AdviceGoal,
-    batch_size: int,
-    walk: Walk,
-    *,
-    its_batches: bool = False,
-) -> Iterator[tuple[str, Callable[[Values], Values], AdviceGoal]]:
-    """What may be different: the links, the batch size, the budget, and what plugins name. The
-    batch size stays if they are a trainer's own batches (`its_batches`)."""
-    topology = registry.topology
-
-    def faster(values: Values) -> Values:
-        return {**values, "topology": _faster(topology, FASTER)}
-
-    if walk.base.ledger.prices.cluster.world_size > 1:
-        yield "links twice as fast", faster, goal
-        if not registry.written("train", "codecs"):
-            yield "floats that travel in 16 bits (train.codecs)", _in_16_bits, goal
-    if goal.objective != "time_to_loss" and not its_batches:  # there is no curve for another size
-        double = 2 * batch_size
-        yield "the batch doubled", lambda values: _batches_of(values, double), goal
-    not_here = {one.name for one in walk.weighed if one.verdict == "not here"}
-    for claim in (one for one in claims if one.addition.name not in not_here):
-        for name, otherwise in claim.addition.what_ifs.items():
-            yield name, partial(_otherwise, otherwise, claim), goal
-    more = 2 * goal.budget_gb if goal.budget_gb > 0 else walk.base.memory / 10 / 2**30
-    words = f"a budget of {more:.2g} GB a rank"
-    yield words, lambda values: values, dataclasses.replace(goal, budget_gb=more)
-
-
-def _otherwise(
-    otherwise: Callable[[Values], Values], claim: ClaimedAddition, values: Values
-) -> Values:
-    return with_plugin(answer_of(claim, "what_ifs", otherwise, values), claim)
-
-
-def _faster(topology: Topology, times: float) -> dict[str, Any]:
-    """The same cluster with links that carry `times` times the bytes."""
-    values = stated(topology)
-    for name, value in values.items():
-        if isinstance(value, dict):  # a link
-            values[name] = {**value, "gbps": times * value["gbps"]}
-    values["intra_node_gbps"] = times * (topology.intra_node_gbps or INTRA_NODE_GBPS)
-    values["inter_node_gbps"] = times * (topology.inter_node_gbps or INTER_NODE_GBPS)
-    return values
-
-
-def _in_16_bits(values: Values) -> Values:
-    codecs = {"forward": "fp16", "backward": "bf16", "dense": "bf16"}
-    return {**values, "train": {**(values.get("train") or {}), "codecs": codecs}}
-
-
-def _batches_of(values: Values, batch_size: int) -> Values:
-    return {**values, "train": {**(values.get("train") or {}), "batch_size": batch_size}}
 
 
 def _absolute(values: Values, base: Path) -> dict[str, Any]:
@@ -440,80 +339,6 @@ def _whole(plugin: str, base: Path) -> str:
     if plugin.endswith(".py") or "/" in plugin or plugin.startswith((".", "~")):
         return str((base / Path(plugin).expanduser()).resolve())
     return plugin
-
-
-def _of_no_row(trainer: ModelOfTrainer) -> Iterator[str]:
-    """The lookups that are not in the advice, since nothing checks a trainer's ids against its
-    tables."""
-    if trainer.collided:
-        yield (
-            f"{listed(trainer.collided, kind='table')}: managed collision maps their ids to rows, "
-            "so the advice does not count their lookups"
-        )
-    if shares := trainer.of_no_row:
-        most = max(shares.values())
-        yield (
-            f"ids of {listed(sorted(shares), kind='table')} that are of no row, up to {most:.2%} "
-            "of a table's: they are not in the advice, and TorchRec trains another row in the "
-            "place of each"
-        )
-
-
-def _to_measure(
-    registry: Registry, goal: AdviceGoal, walk: Walk, sizes: Sequence[int]
-) -> Iterator[str]:
-    topology, best = registry.topology, walk.best
-    cluster = best.ledger.prices.cluster
-    if cluster.world_size > 1 and topology.a2a_global is None:
-        yield (
-            "the links: they were not measured, so the topology's bandwidths or TorchRec's "
-            "defaults are used. On the cluster: `recd topology measure --save topology.yaml`, then "
-            "`topology: topology.yaml`"
-        )
-    if topology.gather_gbps is None:
-        yield (
-            "lookups: the time of rows and of small operations on the device was not measured, so "
-            "lookups count as next to nothing: `recd topology measure` does it"
-        )
-    if best.mapped and topology.mapped_ns is None:
-        yield (
-            f"the disk, for {listed(best.mapped, kind='table')}: what a row of a mapped file takes "
-            "is taken from another disk: `recd topology measure --mapped-folder FOLDER` finds what "
-            "it takes on the disk of that folder"
-        )
-    if not best.step.compute.measured:
-        yield (
-            f"what the model computes: the plan is for {topology.device}, but no such device is "
-            "here, so only exchange and lookups count. Advise there"
-        )
-    sketched = [name for name, one in best.ledger.tables.items() if one.table.rows.error]
-    if sketched:
-        few = listed(sketched, kind="table")
-        yield f"{few}: a sketch counts the rows, and its errors are in the forecast"
-    unsure = [
-        name
-        for name, one in best.ledger.tables.items()
-        if max(high - low for low, high in (one.interval("replicated"), one.interval("per_node")))
-        > WIDE
-    ]
-    if unsure:
-        yield (
-            f"{listed(unsure, kind='table')}: the counted batches do not settle which rows are "
-            "hot; a longer table, or more `profile_batches`, would"
-        )
-    close = [
-        one.name
-        for one in walk.weighed
-        if one.gain is not None and 0 < one.gain < UNSURE and one.outlook is not None
-    ]
-    if close:
-        trial = "a trial can tell: --try" if registry.has_dataset else "your trainer can tell"
-        yield f"{', '.join(close)}: the gain is so small that only {trial}"
-    if len(sizes) > 1 and goal.objective != "time_to_loss":
-        yield (
-            "the batch size: a larger batch needs more samples to learn as much. `recd tune loss "
-            "--json` measures it, and `--objective time_to_loss --curve FILE` weighs it"
-        )
 
 
 def _weighed(one: Weighed) -> dict[str, Any]:

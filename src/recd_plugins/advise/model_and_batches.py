@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.advise.computed import LARGEST, computed
+from recd_plugins.advise.rank_compute import LARGEST, rank_compute
 from recd_plugins.config import path_of
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocess.steps import schema_of_keys
@@ -111,7 +111,7 @@ class ModelOfRegistry(ModelAndBatches):
                     yield next(iter(loader))
 
         model = partial(self._built, stack)
-        return computed(stack, model, batches, lambda batch: batch.features, ranks_here)
+        return rank_compute(stack, model, batches, lambda batch: batch.features, ranks_here)
 
     def spread(self, stack: Stack, ranks: int) -> list[Batch]:
         with closing(stack.read(0, ranks)) as loader:
@@ -216,7 +216,7 @@ class ModelOfTrainer(ModelAndBatches):
 
     def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
         with self._named("its model, called with a batch as TorchRec's pipeline calls it,"):
-            return computed(stack, lambda: self._model, self._timed, self._kjt, ranks_here)
+            return rank_compute(stack, lambda: self._model, self._timed, self._kjt, ranks_here)
 
     def spread(self, stack: Stack, ranks: int) -> list[Batch]:
         """Batches with only the sparse features, which show what samples look up."""
@@ -238,7 +238,10 @@ class ModelOfTrainer(ModelAndBatches):
                 if ids >= MOST_IDS:
                     break
         if not found:
-            raise DataError(f"{self.name}: its loader is empty, so there is nothing to advise on.")
+            raise DataError(
+                f"{self.name}: its loader is empty, so there is nothing to advise on. Let it yield "
+                "batches as they are trained on."
+            )
         return found
 
     def _timed(self) -> list[Any]:

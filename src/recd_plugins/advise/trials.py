@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.advise.demand import trained_in_turns
 from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.advise.outlook import Outlook, Outlooks
+from recd_plugins.advise.turns import trained_in_turns
 from recd_plugins.advise.walk import Walk
 from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.errors import CapabilityError, so_many
-from recd_plugins.launch.command import Failure
+from recd_plugins.launch.launcher import Failure
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.launch.rank_server import RankServer
 from recd_plugins.registry import Registry

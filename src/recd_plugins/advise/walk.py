@@ -29,7 +29,7 @@ from recd_plugins.errors import (
     listed,
     so_many,
 )
-from recd_plugins.hooks.manager import ClaimedAddition
+from recd_plugins.hooks.catalog import ClaimedAddition
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.registry.source import as_of_yaml
 

@@ -1,6 +1,6 @@
 """The run that a callback sees; forecasts of a trainer's own batches; how fast a trainer is."""
 
-from recd_plugins.advise.demand import step_seconds
+from recd_plugins.advise.turns import step_seconds
 from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
 from recd_plugins.trainer.checkpoints.weights import checkpoint_reader, load_weights
 from recd_plugins.trainer.measure.beside import Beside

@@ -44,7 +44,9 @@ class ClippingConfig(Config):
                 "of",
             )
         if self.norm is None and self.value is None:
-            raise RegistryError("neither `norm` nor `value` is set, so nothing would be clipped.")
+            raise RegistryError(
+                "neither `norm` nor `value` is set, so nothing would be clipped. Set one."
+            )
 
     def idle_options(self) -> Mapping[str, str]:
         if self.norm is not None:

@@ -50,7 +50,10 @@ class ScheduleConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.options and not self.scheduler:
-            raise RegistryError("there is no scheduler to take them.", "options")
+            raise RegistryError(
+                "there is no scheduler to take them. Name one (`scheduler`), or take them out.",
+                "options",
+            )
         if not self.warmup and not self.scheduler:
             raise RegistryError(
                 "neither `warmup` nor `scheduler` is set, so no rate would change. Set one."

@@ -103,8 +103,8 @@ def _measuring(registry: Path) -> Stack:
     """The registry's stack; if it names no `stats` and its plugins have no measure, one with all
     installed plugins that have any."""
     from recd_plugins.errors import RegistryError
+    from recd_plugins.hooks.catalog import Catalog
     from recd_plugins.hooks.imported import available
-    from recd_plugins.hooks.manager import Catalog
     from recd_plugins.stack import load
 
     folder = Path(tempfile.gettempdir())

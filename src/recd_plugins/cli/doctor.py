@@ -139,7 +139,7 @@ def _seconds_for_a_name() -> float:
 
 def _collectives(ranks: int) -> str:
     """Check an all-to-all and an all-reduce over real ranks, and the bytes that they give."""
-    from recd_plugins.launch.command import launch
+    from recd_plugins.launch.launcher import launch
 
     failure = launch(["recd_plugins.launch.try_collectives"], ranks, threads=1, quiet=True)
     if failure is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.explain.plan_report import PlanReport
     from recd_plugins.planning.plan_changes import TableChange
     from recd_plugins.planning.tier_plan import TierPlan
-    from recd_plugins.registry.choices import Registry
+    from recd_plugins.registry.registry import Registry
     from recd_plugins.slots import Planner
     from recd_plugins.stack import Stack
 

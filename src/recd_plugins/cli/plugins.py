@@ -18,7 +18,7 @@ from recd_plugins.cli.reported import reported
 
 if TYPE_CHECKING:
     from recd_plugins.errors import RecdError
-    from recd_plugins.hooks.manager import Claim
+    from recd_plugins.hooks.catalog import Claim
     from recd_plugins.registry import Registry
     from recd_plugins.registry.source import Source
 
@@ -86,8 +86,8 @@ class Found:
 
     def __init__(self, file: Path) -> None:
         from recd_plugins.errors import RecdError
+        from recd_plugins.hooks.catalog import Catalog
         from recd_plugins.hooks.imported import available
-        from recd_plugins.hooks.manager import Catalog
         from recd_plugins.registry import Registry, plugin_names
         from recd_plugins.registry.source import Source
 
@@ -109,7 +109,7 @@ class Found:
 
     def all(self) -> list[Claim]:
         """The records of the enabled plugins, and of plugins that are only installed."""
-        from recd_plugins.hooks.manager import Catalog
+        from recd_plugins.hooks.catalog import Catalog
 
         others = Catalog(self.off, self.source.base, strict=False)
         self.broken |= others.broken

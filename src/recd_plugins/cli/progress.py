@@ -38,7 +38,7 @@ def progress() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
     from rich.text import Text
 
-    from recd_plugins.report.kit import number
+    from recd_plugins.report.drawing import number
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:

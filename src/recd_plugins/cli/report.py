@@ -18,7 +18,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.whole_file import whole_file, write_whole
 
 if TYPE_CHECKING:
-    from recd_plugins.trainer.measure.runs_compared import RunLog
+    from recd_plugins.trainer.measure.run_log import RunLog
 
 __all__ = ["report"]
 
@@ -112,7 +112,7 @@ def _show(
     from rich.console import Console
     from rich.table import Table
 
-    from recd_plugins.report.kit import number
+    from recd_plugins.report.drawing import number
     from recd_plugins.trainer.measure.runs_compared import COLUMNS
 
     def cell(value: float | None) -> str:

@@ -58,12 +58,9 @@ def reshard(
     is read into the run's.
     """
     with reported(debug), ended_by_signals():
-        from recd_plugins.trainer.checkpoints.other_ranks import reshard as write
-        from recd_plugins.trainer.run_folder import (
-            check_free,
-            check_is_run,
-            check_not_among_checkpoints,
-        )
+        from recd_plugins.trainer.checkpoints.reshard import reshard as write
+        from recd_plugins.trainer.run_folder import check_is_run, check_not_among_checkpoints
+        from recd_plugins.trainer.run_lock import check_free
 
         check_is_run(target, "TO")
         check_not_among_checkpoints(target)

@@ -158,7 +158,7 @@ def _lead(
 ) -> dict[str, Any]:
     import dataclasses
 
-    from recd_plugins.launch.command import launch
+    from recd_plugins.launch.launcher import launch
     from recd_plugins.planning.topology import load_topology
 
     ranks = stack.registry.train.ranks

@@ -99,10 +99,11 @@ def _lead(
     stack: Stack, command: list[str], resume: bool, server: RankServer | None, *, quiet: bool
 ) -> dict[str, Any]:
     """Prepare the data, start the ranks, wait for them; the summary that rank 0 wrote."""
-    from recd_plugins.launch.command import launch
+    from recd_plugins.launch.launcher import launch
     from recd_plugins.registry.capability import check_gpus
     from recd_plugins.trainer.dense_optimizer import check_dense_optimizer
-    from recd_plugins.trainer.run_folder import check_free, check_is_run, check_resumable
+    from recd_plugins.trainer.run_folder import check_is_run, check_resumable
+    from recd_plugins.trainer.run_lock import check_free
 
     settings = stack.registry.train
     check_is_run(settings.run)

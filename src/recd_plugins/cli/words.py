@@ -164,8 +164,8 @@ def _records(registry: Path | None, unread: list[RecdError]) -> Known:
     """The records of installed plugins and of those that a registry names. `unread` gets the errors
     of a registry, and of its plugins, that cannot be read: the word may be of anything else."""
     from recd_plugins.describe import options_of
+    from recd_plugins.hooks.catalog import Catalog
     from recd_plugins.hooks.imported import available
-    from recd_plugins.hooks.manager import Catalog
     from recd_plugins.registry import plugin_names
     from recd_plugins.registry.source import Source
 

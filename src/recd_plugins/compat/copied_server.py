@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 
 from recd_plugins.launch.fork_server import (
     folder_made_here,
-    for_cpu,
     outlive_stops,
     start_quiet_tracker,
-    threads,
+    thread_count,
+    torch_is_for_cpu,
 )
 
 __all__ = ["copy_as_fork_server"]
@@ -38,7 +38,8 @@ def copy_as_fork_server() -> bool:
     """
     server: Any = forkserver._forkserver
     asks_for_a_key = hasattr(server, "_forkserver_authkey")  # Python 3.14's, which it makes itself
-    if asks_for_a_key or server._forkserver_pid is not None or threads() != 1 or not for_cpu():
+    is_there = server._forkserver_pid is not None
+    if asks_for_a_key or is_there or thread_count() != 1 or not torch_is_for_cpu():
         return False
     folder = folder_made_here()
     with socket.socket(socket.AF_UNIX) as listener:

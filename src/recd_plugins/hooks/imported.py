@@ -23,7 +23,7 @@ from types import ModuleType
 from recd_plugins.compat.build import not_loaded
 from recd_plugins.errors import PluginError, nearest, shown
 from recd_plugins.hooks.blame import line_on_import
-from recd_plugins.hooks.installed import changed, installed_points
+from recd_plugins.hooks.installed import changed_at, installed_points
 from recd_plugins.hooks.markers import PROJECT
 
 __all__ = ["Provider", "available", "imported"]
@@ -167,7 +167,7 @@ def _provider_of(module: str) -> Provider:
     if package == PROJECT:
         return _provider(module, distribution("recd-plugins"))
     for path in sys.path:
-        if (owner := _owners(path, changed(path)).get(package)) is not None:
+        if (owner := _owners(path, changed_at(path)).get(package)) is not None:
             return _provider(module, owner)
     return Provider(module)
 

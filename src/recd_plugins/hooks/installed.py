@@ -11,12 +11,12 @@ import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-__all__ = ["changed", "installed_points"]
+__all__ = ["changed_at", "installed_points"]
 
 
 def installed_points(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group; none of them is imported."""
-    return _read(group, tuple((folder, changed(folder)) for folder in sys.path))
+    return _read(group, tuple((folder, changed_at(folder)) for folder in sys.path))
 
 
 @lru_cache(maxsize=32)
@@ -24,7 +24,7 @@ def _read(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ..
     return tuple(entry_points(group=group))
 
 
-def changed(folder: str) -> int:
+def changed_at(folder: str) -> int:
     """The time when something was last added to a folder, or taken from it."""
     try:
         return os.stat(folder or os.curdir).st_mtime_ns

@@ -1,2 +1,2 @@
-"""Ranks of one machine: started, joined over loopback, ended with their parent, heard when they
-fail."""
+"""Starts the ranks of one machine, joins them over loopback, ends them with their parent, and says
+which of them fail. It also says which cores and how much memory they may use."""

@@ -9,8 +9,8 @@ __all__ = ["own_groups", "text_of"]
 
 
 def own_groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folder of this process's group, and those of the groups that it is in: of either version,
-    of which the first has a tree for each controller.
+    """The folders of the control groups that this process is in, its own group first: of version 1,
+    which has a tree for each controller, and of version 2.
 
     A container may see its own group as the topmost.
     """
@@ -25,7 +25,7 @@ def own_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file of the system; nothing where there is none to read."""
+    """The text of a file of the system; empty if there is none to read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -55,7 +55,7 @@ LOCAL_SIZES = (
 """The variables by which torchrun, Open MPI, MPICH, MVAPICH and Cray's launcher tell a rank how
 many there are on its node."""
 TASKS, TASKS_PER_NODE = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"
-"""The variables by which srun does; they are there too for programs that are no ranks."""
+"""The variables by which srun does; it also sets them for programs that are no ranks."""
 
 
 def rank_environment(
@@ -178,9 +178,9 @@ def die_with_parent(*, only: bool = False) -> None:
     The parent is multiprocessing's, `launch`, or an agent of torchrun, which ends its ranks in
     every way but where it is killed itself. A process that none of them started lives on.
 
-    A worker of multiprocessing's may end so `only`: torchrun and schedulers send SIGINT and SIGTERM
-    to all processes of a job, and a rank that then saves a checkpoint needs its workers until it is
-    there. Either signal ends it where the parent sends it.
+    With `only`, a worker of multiprocessing ends in no other way: torchrun and schedulers send
+    SIGINT and SIGTERM to all processes of a job, and a rank that then saves a checkpoint needs its
+    workers until it is there. Either signal still ends the worker if its parent sends it.
     """
     parent = multiprocessing.parent_process()
     if only and parent is not None and sys.platform != "darwin":  # which does not say who sent it

@@ -17,12 +17,12 @@ from recd_plugins.errors import CapabilityError, listed
 __all__ = [
     "SOCKETS",
     "folder_made_here",
-    "for_cpu",
     "fork_server",
     "keep_quiet_of_threads",
     "outlive_stops",
     "start_quiet_tracker",
-    "threads",
+    "thread_count",
+    "torch_is_for_cpu",
 ]
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -53,7 +53,7 @@ def fork_server(*preload: str) -> ForkServerContext:
     """
     start_quiet_tracker()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recd_plugins.launch.left_sockets", *preload])
+    context.set_forkserver_preload(["recd_plugins.launch.in_fork_server", *preload])
     for_the_server = {SAFE_PATH: "1", SOCKETS: folder_made_here()}
     before = {name: os.environ.get(name) for name in for_the_server}
     os.environ.update(for_the_server)
@@ -88,8 +88,9 @@ def start_quiet_tracker() -> None:
 def folder_made_here() -> str:
     """The folder in which multiprocessing puts this process's sockets, if this call makes it.
 
-    One that multiprocessing has forked may use its parent's, which the parent removes. It lies in
-    the temporary folder, or in another one where that one's name is too long for a socket's.
+    A process that multiprocessing has forked may use its parent's folder, which the parent removes;
+    then this is empty. The folder lies in the temporary one, or in another one if the path of a
+    socket there would be too long.
     """
     parent = _parent_of_sockets()
     try:
@@ -119,8 +120,8 @@ def _parent_of_sockets() -> str:
 
 def keep_quiet_of_threads() -> None:
     """From now on multiprocessing forks from this process without a warning of its threads, which
-    Python has since 3.12. They are of libraries alone: of jemalloc, by which Arrow allocates and
-    which stops them while a process is forked."""
+    Python has since 3.12. The threads belong to libraries alone: to jemalloc, by which Arrow
+    allocates, and which stops them while a process is forked."""
     warnings.filterwarnings(
         "ignore", "This process .* is multi-threaded", DeprecationWarning, r"multiprocessing\."
     )
@@ -141,13 +142,14 @@ def outlive_stops() -> None:
     os.register_at_fork(after_in_child=as_before)
 
 
-def threads() -> int | None:
-    """The threads of this process, those of libraries too; None where the system does not tell."""
+def thread_count() -> int | None:
+    """The number of threads of this process, with those of libraries; None if the system says
+    nothing."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else None
 
 
-def for_cpu() -> bool:
+def torch_is_for_cpu() -> bool:
     """Whether torch is a build for the CPU alone."""
     import torch
 

@@ -20,10 +20,10 @@ def machine_cores(root: Path = Path("/")) -> int:
 
 
 def cores_of_each(ranks_here: int, root: Path = Path("/")) -> int:
-    """The cores of each of this machine's ranks, of which this process is one, or will start them.
+    """The cores of each of this machine's ranks; this process is one of them, or starts them.
 
-    srun and mpirun bind a rank to cores of its own; torchrun, and we, to none: what they may use
-    themselves is shared.
+    srun and mpirun bind a rank to cores of its own. torchrun and `launch` bind none: their ranks
+    share the cores that the launcher itself may use.
     """
     own = _bound_to(0)
     if "RANK" not in os.environ:
@@ -48,7 +48,7 @@ def _within_quotas(cores: int, root: Path) -> int:
 
 
 def _quotas(root: Path) -> Iterator[int]:
-    """The cores that each control group has the time of, in either version's words."""
+    """The cores whose time each control group may use, as either version says it."""
     for group in own_groups(root, "cpu"):
         old = (text_of(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         for text in (text_of(group / "cpu.max"), " ".join(old)):

@@ -11,13 +11,14 @@ from recd_plugins.launch.control_groups import own_groups, text_of
 __all__ = ["address_space", "device_memory", "machine_memory"]
 
 LIMITS = ("memory.max", "memory.limit_in_bytes")
-"""What a control group may take, by either version; of the second, `max` is all."""
+"""The files that say how much a control group may take, of version 2 and of version 1; `max` is no
+limit."""
 
 
 @cache
 def machine_memory(root: Path = Path("/")) -> int | None:
-    """The bytes of memory that this machine has, or its container, or a cluster's job, may take;
-    none where Linux does not say."""
+    """The bytes of memory that this machine has, or that its container or a cluster's job may take;
+    None where Linux does not say."""
     groups = own_groups(root, "memory")
     limits = (_limit(text_of(group / name)) for group in groups for name in LIMITS)
     found = [_total(text_of(root / "proc/meminfo")), *limits]

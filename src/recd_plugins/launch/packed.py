@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-__all__ = ["Reference", "pack", "unpack"]
+__all__ = ["ModuleFiles", "pack", "unpack"]
 
 ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
 """The number types that torch and numpy both have."""
 
-Reference = dict[str, tuple[str, str]]
-"""Module as pickled to (module to import, its file): where a rank finds what it is sent."""
+ModuleFiles = dict[str, tuple[str, str]]
+"""The name of a module as it is pickled, to the module to import and its file on this machine."""
 
 
-def pack(value: object) -> tuple[bytes, Reference]:
+def pack(value: object) -> tuple[bytes, ModuleFiles]:
     """`value` pickled, and where the modules come from that it refers to."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -36,8 +36,8 @@ def pack(value: object) -> tuple[bytes, Reference]:
     return file.getvalue(), pickler.modules
 
 
-def unpack(payload: bytes, modules: Reference) -> Any:
-    """What was packed, the modules that it refers to imported from where they came."""
+def unpack(payload: bytes, modules: ModuleFiles) -> Any:
+    """The value that was packed; the modules that it refers to are imported from their files."""
     return _Unpickler(payload, modules).load()
 
 
@@ -47,7 +47,7 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self.modules: Reference = {}
+        self.modules: ModuleFiles = {}
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type | FunctionType):
@@ -92,7 +92,7 @@ def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
 class _Unpickler(pickle.Unpickler):
     """Imports modules that only pytest knew how to import, by their file."""
 
-    def __init__(self, payload: bytes, modules: Reference) -> None:
+    def __init__(self, payload: bytes, modules: ModuleFiles) -> None:
         super().__init__(io.BytesIO(payload))
         self._modules = modules
 
@@ -104,7 +104,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _import(name: str, file: str) -> None:
-    """Have module `name` from `file`: by its name if that leads there, else by its path."""
+    """Import module `name` from `file`: by its name if that leads there, else by its path."""
     if name not in sys.modules and name != "__mp_main__":
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

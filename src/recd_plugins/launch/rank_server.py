@@ -1,8 +1,9 @@
 """Ranks that start in milliseconds: forked from a copy of the launcher that has imported TorchRec.
 
-An interpreter of its own takes each rank seconds of a processor, for imports that are the same in
-all of them. The copy is made while the launcher has one thread, before it computes anything, so no
-lock is held, no pool of threads is lost and no device is known yet in what ranks are forked from.
+With an interpreter of its own, each rank would spend seconds of a processor on imports that are the
+same in all of them. The copy is made while the launcher has one thread, before it computes
+anything: so no lock is held, no pool of threads is lost, and ranks are forked from a process that
+knows no device yet.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from recd_plugins.launch.environment import STOPS
-from recd_plugins.launch.fork_server import for_cpu, keep_quiet_of_threads, threads
+from recd_plugins.launch.fork_server import keep_quiet_of_threads, thread_count, torch_is_for_cpu
 
 __all__ = ["ForkedProgram", "RankServer", "rank_server"]
 
@@ -53,16 +54,16 @@ def rank_server(
     `first` is called before the imports, which take seconds, and may refuse the job. What it
     imports may start threads; whether this process has one alone is seen before.
 
-    It can where it is no rank and has one thread, on Linux, with a build of torch for the CPU: a
-    GPU's share of a rank's start is longer than that of imports, and what its libraries do when
-    they are imported is their own affair. Where it cannot, `launch` starts interpreters.
+    A process can be copied if it is no rank and has one thread, on Linux, with a build of torch for
+    the CPU: the GPU's share of a rank's start is longer than that of imports, and nobody else knows
+    what its libraries do on import. If it cannot be copied, `launch` starts interpreters.
     """
-    alone = "RANK" not in os.environ and threads() == 1
+    alone = "RANK" not in os.environ and thread_count() == 1
     first()
     with _no_garbage_sought():
         for module in imports:
             importlib.import_module(module)
-    if not (alone and for_cpu()):
+    if not (alone and torch_is_for_cpu()):
         yield None
         return
     server = RankServer()
@@ -74,8 +75,8 @@ def rank_server(
 
 @contextlib.contextmanager
 def _no_garbage_sought() -> Iterator[None]:
-    """What modules leave stays; to look through it for garbage, again and again as it grows, takes
-    a quarter of the time of importing it."""
+    """Inside, Python seeks no garbage: what modules leave stays, and to look through it again and
+    again, as it grows, takes a quarter of the time of the imports."""
     sought = gc.isenabled()
     gc.disable()
     try:
@@ -101,8 +102,8 @@ class RankServer:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], *, out: int, err: int
     ) -> ForkedProgram:
-        """`python -m <command>` in this folder, in a process group of its own, without an input;
-        it prints to two open files."""
+        """Start `python -m <command>` in this folder, in a process group of its own, without an
+        input; it prints to two open files."""
         reports, theirs = multiprocessing.Pipe(duplex=False)
         with theirs:
             self._requests.send(
@@ -213,7 +214,7 @@ def _serve(requests: Connection, launchers: Connection) -> None:
 
 
 def _be_the_program(program: _Program, out: int, err: int, others: Sequence[Connection]) -> None:
-    """Do as an interpreter of its own would, with no more of its parent's than its imports."""
+    """Run the program as an interpreter of its own would: it has only its parent's imports."""
     os.setpgid(0, 0)  # what it starts is ended with it
     for connection in others:
         connection.close()

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from recd_plugins.errors import so_many
 from recd_plugins.launch.environment import HOST, die_with_parent, rank_environment
 from recd_plugins.launch.fork_server import fork_server
-from recd_plugins.launch.packed import Reference, pack, unpack
+from recd_plugins.launch.packed import ModuleFiles, pack, unpack
 
 __all__ = ["PRELOADED", "Group", "RankStart", "Ranks", "RanksFailed"]
 
@@ -124,7 +124,7 @@ class RanksFailed(Exception):
 
 
 class Ranks:
-    """Processes that live through the same calls; those in which a call fails are gone."""
+    """Processes that take the same calls, one after another; all of them end if a call fails."""
 
     def __init__(self, starts: Sequence[RankStart], *, preload: Sequence[str] = PRELOADED) -> None:
         self._processes: list[_Process] = []
@@ -150,11 +150,12 @@ class Ranks:
         deadline: float,
         groups: Sequence[Group] = (),
     ) -> list[T]:
-        """`function(*args, **kwargs)` on every rank, in its group of `groups` if there are any.
+        """Call `function(*args, **kwargs)` on every rank, in its group of `groups`, if any;
+        returns the results, by rank.
 
-        The results, by rank. `function` stands at the top of a module. If a rank raises, dies or
-        is not done within `deadline` seconds, all are ended and `RanksFailed` has every traceback,
-        the stacks of those that hang, and what they printed.
+        `function` stands at the top of a module. If a rank raises, dies or is not done within
+        `deadline` seconds, all are ended and `RanksFailed` has every traceback, the stacks of those
+        that hang, and what they printed.
         """
         __tracebackhide__ = True
         payload, modules = pack((function, tuple(args), dict(kwargs or {})))
@@ -322,7 +323,7 @@ class _Call:
     group: Group | None
     folder: str
     path: list[str]
-    modules: Reference
+    modules: ModuleFiles
     payload: bytes
 
 

@@ -2,6 +2,6 @@
 built."""
 
 from recd_plugins.registry.choice import KEYS, Choice
-from recd_plugins.registry.choices import Registry, plugin_names
+from recd_plugins.registry.registry import Registry, plugin_names
 
 __all__ = ["KEYS", "Choice", "Registry", "plugin_names"]

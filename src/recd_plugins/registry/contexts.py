@@ -14,7 +14,7 @@ from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import PluginError, check_made
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.registry import Registry
 from recd_plugins.slots import SLOTS, Context, Planner, PoolingFactory
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from recd_plugins.data.progress import silent
 from recd_plugins.data.reader.local_reader import table_digest
 from recd_plugins.data.table import Table
 from recd_plugins.errors import RegistryError, nearest
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.option_files import paths_of
@@ -24,6 +23,7 @@ from recd_plugins.registry.periods import Periods
 from recd_plugins.registry.plugin_code import made_by
 from recd_plugins.registry.prepare import prepared
 from recd_plugins.registry.program import digest_of
+from recd_plugins.registry.registry import Registry
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -104,7 +104,8 @@ class Delivery:
         if not isinstance(found, dict) or found.keys() != FIELDS:
             raise RegistryError(
                 f"a delivery has {', '.join(sorted(FIELDS))}, but this has "
-                f"{', '.join(map(str, found)) if isinstance(found, dict) else found!r}."
+                f"{', '.join(map(str, found)) if isinstance(found, dict) else found!r}. Install "
+                "the same version of recd-plugins where it is sent and where it is opened."
             )
         return cls(**found)
 

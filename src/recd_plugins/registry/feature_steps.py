@@ -39,9 +39,9 @@ from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.plugin_code import made_by
+from recd_plugins.registry.registry import Registry
 from recd_plugins.slots import DedupConverter, Explains, Loader, ModelRecord, Reader
 
 if TYPE_CHECKING:

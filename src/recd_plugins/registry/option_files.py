@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from recd_plugins.notices import Outdated
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.outdated import first_outdated
+from recd_plugins.registry.registry import Registry
 from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.whole_file import write_whole
 

@@ -25,7 +25,7 @@ from recd_plugins.data.progress import Progress, silent
 from recd_plugins.errors import DataError
 from recd_plugins.notices import Notice, NoticeWarning
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.written_tables import (
     REMOVED,
     Found,

@@ -15,8 +15,8 @@ from pathlib import Path
 from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.notices import Outdated
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.outdated import first_outdated
+from recd_plugins.registry.registry import Registry
 from recd_plugins.storage.whole_file import write_whole
 
 __all__ = [

@@ -12,8 +12,8 @@ from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.table import Table
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.periods import Periods, grows
+from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.written_tables import Found, are_written, folders_of, written
 from recd_plugins.slots import Context
 from recd_plugins.storage.uri import Location, Uri

@@ -18,8 +18,8 @@ from recd_plugins.data.preprocess.steps import ChosenTransform, steps_of
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import DataError, nearest, shown, so_many
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.option_files import paths_of
+from recd_plugins.registry.registry import Registry
 from recd_plugins.slots import Context
 from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.json_mappings import as_items, from_items
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["TransformProgram", "digest_of"]
 
 FORMAT = 2
+
+ANEW = "Write the program anew for these tables, or give it those that it is for."
+"""How to fix that tables are not those of a program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,10 @@ class TransformProgram:
             content = json.loads(text)
             digest, version = content.pop("digest"), content["format"]
             if version != FORMAT:
-                raise DataError(f"{where}: has format {version}, but {FORMAT} is read here.")
+                raise DataError(
+                    f"{where}: has format {version}, but {FORMAT} is read here. Write it again by "
+                    "this version: `stack.program().to_json()`."
+                )
             steps = json.loads(json.dumps(content["steps"]), object_hook=from_items)
             program = cls(
                 plugins=tuple(content["plugins"]),
@@ -91,7 +97,10 @@ class TransformProgram:
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = shown(repr(error))
-            raise DataError(f"{where}: is no program of transforms ({what}).") from error
+            raise DataError(
+                f"{where}: is no program of transforms ({what}). Give the text that "
+                "`stack.program().to_json()` returned."
+            ) from error
         if _digest(content) != digest:
             raise DataError(f"{where}: was changed after it was written: write it again.")
         for name, wanted in program.files.items():
@@ -109,7 +118,7 @@ class TransformProgram:
             if name not in schema.dense or schema.width(name) != self.schema.width(name):
                 raise DataError(
                     f"the program is for a dense column {name!r} of width "
-                    f"{self.schema.width(name) or 1}; {nearest(name, schema.dense)}"
+                    f"{self.schema.width(name) or 1}; {nearest(name, schema.dense)} {ANEW}"
                 )
         for feature in self.schema.sparse:
             other = schema.feature(feature.name)
@@ -117,7 +126,8 @@ class TransformProgram:
                 raise DataError(
                     f"the program is for a feature {feature.name!r} of "
                     f"{so_many(feature.num_ids, 'id')}{' with weights' if feature.scored else ''}, "
-                    f"but here it has {other.num_ids}{' with weights' if other.scored else ''}."
+                    f"but here it has {other.num_ids}{' with weights' if other.scored else ''}. "
+                    f"{ANEW}"
                 )
 
     def transform(self, schema: Schema | None = None) -> BatchTransform:

@@ -295,7 +295,8 @@ def _opened(value: Any, where: str, override: str) -> dict[str, Any] | list[Any]
     if isinstance(value, dict | list):
         return value
     raise RegistryError(
-        f"override {shown(override)}: {where} is {shown(value)}, which holds no options."
+        f"override {shown(override)}: {where} is {shown(value)}, which holds no options. Write "
+        f"`{where}=VALUE` to set it."
     )
 
 

@@ -19,7 +19,6 @@ from recd_plugins.data.table_writer import ChunkError
 from recd_plugins.errors import DataError, PluginError, RecdError, RegistryError, check_made, listed
 from recd_plugins.notices import Notice
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.option_files import NOTE as NOTE_OF_FILES
 from recd_plugins.registry.option_files import (
     changed_file,
@@ -30,6 +29,7 @@ from recd_plugins.registry.option_files import (
 )
 from recd_plugins.registry.plugin_code import NOTE as NOTE_OF_CODE
 from recd_plugins.registry.plugin_code import is_by_other_code, note_code, outdated_by_code
+from recd_plugins.registry.registry import Registry
 from recd_plugins.slots import Context, Etl
 from recd_plugins.storage.whole_file import of_path
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recd_plugins.report.kit import LETTER, NARROW, Bar, Figure, bars, escaped, number, quantity
+from recd_plugins.report.drawing import LETTER, NARROW, Bar, Figure, bars, escaped, number, quantity
 from recd_plugins.report.sources import Printed, Sources
 from recd_plugins.trainer.measure.beside import Beside, why_parted
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recd_plugins.errors import so_many
-from recd_plugins.report.kit import Bar, Figure, Plot, Scale, bars, number, quantity, share
+from recd_plugins.report.drawing import Bar, Figure, Plot, Scale, bars, number, quantity, share
 from recd_plugins.report.sources import Sources
 
 __all__ = ["figures"]

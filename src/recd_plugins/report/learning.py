@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from recd_plugins.report.kit import Figure, Plot, Scale, number, share
+from recd_plugins.report.drawing import Figure, Plot, Scale, number, share
 from recd_plugins.report.sources import Sources
-from recd_plugins.trainer.measure.runs_compared import Curve
+from recd_plugins.trainer.measure.run_log import Curve
 
 __all__ = ["figures"]
 

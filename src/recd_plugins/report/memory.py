@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from recd_plugins.report.kit import Bar, Figure, bars, number
+from recd_plugins.report.drawing import Bar, Figure, bars, number
 from recd_plugins.report.sources import Sources
 
 __all__ = ["figures"]

@@ -19,9 +19,10 @@ from recd_plugins.report import (
     steps,
     traffic,
 )
-from recd_plugins.report.kit import TIMES, Figure, escaped, number
+from recd_plugins.report.drawing import TIMES, Figure, escaped, number
 from recd_plugins.report.sources import Sources
-from recd_plugins.trainer.measure.runs_compared import COLUMNS, RATES, RunLog, row, spread
+from recd_plugins.trainer.measure.run_log import RunLog
+from recd_plugins.trainer.measure.runs_compared import COLUMNS, RATES, row, spread
 
 __all__ = ["SECTIONS", "body", "framed", "naming_source", "page"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recd_plugins.report.kit import escaped
+from recd_plugins.report.drawing import escaped
 from recd_plugins.report.sources import Sources
 
 __all__ = ["texts"]

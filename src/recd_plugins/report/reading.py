@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recd_plugins.data.read_seconds import PARTS
-from recd_plugins.report.kit import INKS, Bar, Figure, Plot, Scale, bars, number, share
+from recd_plugins.report.drawing import INKS, Bar, Figure, Plot, Scale, bars, number, share
 from recd_plugins.report.sources import Sources
 from recd_plugins.trainer.measure.runs_compared import reading
 

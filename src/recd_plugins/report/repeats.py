@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from recd_plugins.errors import DataError, listed
-from recd_plugins.report.kit import DASH, TIMES, Bar, Figure, Plot, Scale, bars, number, share
+from recd_plugins.report.drawing import DASH, TIMES, Bar, Figure, Plot, Scale, bars, number, share
 from recd_plugins.report.sources import Sources
 
 __all__ = ["figures", "not_drawn"]

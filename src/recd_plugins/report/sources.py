@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import DataError
-from recd_plugins.trainer.measure.runs_compared import RunLog, read_run
+from recd_plugins.trainer.measure.run_log import RunLog, read_run
 
 __all__ = ["KINDS", "Printed", "Sources", "begun", "named_path", "names_of", "read_sources"]
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recd_plugins.report.kit import Bar, Figure, Scale, bars, escaped, number, share, words_within
+from recd_plugins.report.drawing import (
+    Bar,
+    Figure,
+    Scale,
+    bars,
+    escaped,
+    number,
+    share,
+    words_within,
+)
 from recd_plugins.report.sources import Sources
 from recd_plugins.trainer.measure.breakdown import PARTS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recd_plugins.report.kit import Bar, Figure, bars, escaped, quantity
+from recd_plugins.report.drawing import Bar, Figure, bars, escaped, quantity
 from recd_plugins.report.sources import Sources
-from recd_plugins.trainer.measure.runs_compared import RunLog
+from recd_plugins.trainer.measure.run_log import RunLog
 
 __all__ = ["figures"]
 

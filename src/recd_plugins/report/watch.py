@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from recd_plugins.report.kit import escaped
+from recd_plugins.report.drawing import escaped
 from recd_plugins.report.page import body, framed
 from recd_plugins.report.page_server import HTML, PageServer
 from recd_plugins.report.sources import begun, named_path, names_of, read_sources

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from recd_plugins.errors import listed
 from recd_plugins.notices import Missed
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
 from recd_plugins.planning.together import planning_by, together
 from recd_plugins.planning.topology import Topology
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.adaptation import Adaptation
 from recd_plugins.stack.batch_order import BatchOrder
 from recd_plugins.stack.checked_plan import PartsWithoutRows, check_for_torchrec, check_is_plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.adaptation import Adaptation
 from recd_plugins.stack.planned_exchanges import PlannedExchanges
 from recd_plugins.stack.planner import RegistryPlanner

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.registry import Registry
 from recd_plugins.slots import Loader, Reader
 from recd_plugins.slots.built import LOADER, check_parts
 from recd_plugins.stack.usage import Usage

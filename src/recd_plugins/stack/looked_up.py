@@ -8,7 +8,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, so_many
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:

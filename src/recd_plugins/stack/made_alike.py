@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.planning.plan_check import check_alike
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
+from recd_plugins.registry.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn

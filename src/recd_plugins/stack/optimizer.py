@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.errors import RegistryError, check_made
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
+from recd_plugins.registry.registry import Registry
 from recd_plugins.slots import OptimizerFactory
 from recd_plugins.slots.built import check_steps
 from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage

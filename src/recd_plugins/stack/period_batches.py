@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.data.dataset import Split, Tables
 from recd_plugins.data.growing import Together, Waiting
 from recd_plugins.data.reader.period_loader import OpenPeriod, PeriodLoader, last_period
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.periods import Periods
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:

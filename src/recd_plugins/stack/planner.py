@@ -17,8 +17,8 @@ from recd_plugins.planning.sharders import (
     default_sharders,
 )
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
+from recd_plugins.registry.registry import Registry
 from recd_plugins.slots import Loader, Planner
 from recd_plugins.slots.built import check_parts
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.data.dataset import SPLITS, Split, Tables
 from recd_plugins.data.progress import Progress, silent
-from recd_plugins.registry.choices import Registry
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.periods import Periods
 from recd_plugins.registry.prepare import absolute, prepared, prepared_at
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.usage import Usage
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from recd_plugins.errors import listed
 from recd_plugins.notices import Notice, Otherwise, Unused, Wrong
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage
 from recd_plugins.tiers.tier_planner import TierPlanner
 

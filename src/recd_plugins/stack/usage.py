@@ -28,7 +28,7 @@ from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.planning.topology import GB
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.source import Rewritten
 from recd_plugins.slots import SLOTS, uncalled
 

@@ -11,7 +11,7 @@ from recd_plugins.notices import Notice
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.registry.choice import Choice
-from recd_plugins.registry.choices import Registry
+from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.unused_in_training import (
     SURELY_READS,
     UnusedInTraining,

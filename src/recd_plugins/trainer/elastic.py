@@ -14,11 +14,9 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -30,8 +28,8 @@ from recd_plugins.planning.together import agreed
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.storage.whole_file import write_whole
 from recd_plugins.trainer.checkpoints.files import read_job
-from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, for_ranks
-from recd_plugins.trainer.run_folder import checkpoints_in
+from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks, batch_size_in, for_ranks
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 
 __all__ = [
     "Launchers",
@@ -138,7 +136,7 @@ def taken_over(checkpoint: Path, batch_size: int, streams: int | None) -> OtherR
     reader's `streams`, if these are fixed; None if it has as many ranks and samples."""
     saved = read_job(checkpoint)
     world_size = dist.get_world_size()
-    if (world_size, batch_size) == (saved["world_size"], _batch_size(saved)):
+    if (world_size, batch_size) == (saved["world_size"], batch_size_in(saved["registry"])):
         return None
     return for_ranks(checkpoint, world_size, batch_size, streams)
 
@@ -155,14 +153,9 @@ def restarted_batch_size(checkpoint: Path, settings: TrainSettings) -> int:
 def samples_of_step(checkpoint: Path) -> int:
     """The samples that all ranks took in a step when the checkpoint's job began."""
     saved = read_job(checkpoint)
-    samples: int = saved.get("samples_of_step", saved["world_size"] * _batch_size(saved))
-    return samples
-
-
-def _batch_size(job: Mapping[str, Any]) -> int:
-    """The samples of each rank that made a checkpoint, by its job.json."""
-    size: int = job["registry"].get("train", {}).get("batch_size", TrainSettings().batch_size)
-    return size
+    if "samples_of_step" in saved:
+        return int(saved["samples_of_step"])
+    return int(saved["world_size"]) * batch_size_in(saved["registry"])
 
 
 def _parent() -> str:

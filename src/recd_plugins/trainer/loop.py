@@ -27,10 +27,11 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
     DiskFullError,
     NotFiniteError,
     ReachedState,
-    set_random_state,
 )
 from recd_plugins.trainer.checkpoints.optimizer_numbers import restore_groups
 from recd_plugins.trainer.checkpoints.positions import Positions, check_lengths, closing
+from recd_plugins.trainer.checkpoints.random_state import set_random_state
+from recd_plugins.trainer.divergence import divergence
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
 from recd_plugins.trainer.measure.forecasts import ForecastMeter
@@ -175,7 +176,7 @@ class Loop:
         """The error that ends a run which code interrupts: Ctrl-C raises nothing here."""
         raised = raised_by(error)
         who = f"plugin {raised.plugin!r} in {raised.place}" if raised else "some code"
-        whole = self._checkpoints.there()
+        whole = self._checkpoints.latest()
         saved = (
             f"`recd train --resume` goes on from {whole}" if whole else "There is no checkpoint yet"
         )
@@ -411,46 +412,9 @@ class Loop:
         self._inputs.clear()
 
     def _divergence(self, what: str = "") -> RecdError:
-        """The error that ends a run which cannot go on; every rank must call it.
-
-        Without `what`, a loss is not finite.
-        """
-        step, culprit = self._losses.first(), self._culprit()
-        kept = self._losses.keep(self._settings.run / "diverged", step or self._training.step)
-        dist.barrier()
-        whole = self._checkpoints.there()
-        goes_on = "" if culprit else ": `recd train --resume` goes on from it, at lower rates too"
-        checkpoint = (
-            f"The latest checkpoint, {whole}, is of before, and its weights are finite{goes_on}"
-            if whole
-            else "There is no checkpoint before it"
-        )
-        what = what or f"the loss of step {step} is not finite"
-        return RecdError(f"{what}: {self._why_diverged(step, culprit)}. {kept}. {checkpoint}.")
-
-    def _culprit(self) -> str:
-        """The first batch and its columns that are not finite, in words; "" where all are. Every
-        rank must call it."""
-        schema = self._stack.schema
-        columns = [name for name in schema.dense for _ in range(schema.width(name) or 1)]
-        return self._inputs.culprit(columns)
-
-    def _why_diverged(self, step: int, culprit: str) -> str:
-        """Why training diverged, and what to do, from the first step whose loss is not finite."""
-        if culprit:
-            return (
-                f"{culprit}. `recd data check` lists all such columns: give them a value there, or "
-                "take out the preprocess step that makes it"
-            )
-        if step == 1:  # of weights that no rate has touched
-            made = self._stack.registry
-            who = [one.who for slot in ("model", "pooling") for one in made.chosen(slot)]
-            return (
-                "the model makes it of weights as they begin, before any rate has a part in it. "
-                "Check by what its modules divide, and of what they take logarithms: "
-                f"{'; '.join(who)}"
-            )
-        return "training diverged. Lower train.optimizer.tables_lr or dense_lr"
+        """The error that ends a run which cannot go on; every rank must call it."""
+        step = self._training.step
+        return divergence(self._stack, self._checkpoints, self._losses, self._inputs, step, what)
 
     def _report_profile(self) -> None:
         folder = self._settings.run

@@ -26,6 +26,7 @@ from recd_plugins.trainer.checkpoints.other_ranks import (
     shared_streams,
 )
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 from recd_plugins.trainer.checkpoints.version_before import naming_version
 from recd_plugins.trainer.elastic import (
     Launchers,
@@ -34,14 +35,10 @@ from recd_plugins.trainer.elastic import (
     taken_over,
 )
 from recd_plugins.trainer.loop import Loop, evaluates_again
-from recd_plugins.trainer.run_folder import (
-    RunLock,
-    check_resumable,
-    checkpoints_in,
-    naming_lost_folder,
-    set_aside,
-)
-from recd_plugins.trainer.run_report import RunReport, keep_provenance
+from recd_plugins.trainer.run_folder import check_resumable, naming_lost_folder, set_aside
+from recd_plugins.trainer.run_lock import RunLock
+from recd_plugins.trainer.run_provenance import keep_provenance
+from recd_plugins.trainer.run_report import RunReport
 from recd_plugins.trainer.stop_signal import StopSignal, answers_as_before
 from recd_plugins.trainer.watchdog import Watchdog
 

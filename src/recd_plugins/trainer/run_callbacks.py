@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,14 @@ from recd_plugins.errors import PluginError, shown
 from recd_plugins.registry import Choice
 from recd_plugins.slots import Callback
 from recd_plugins.slots.batch_check import BatchCheck
+from recd_plugins.trainer.checkpoints.callback_states import names_of_states
 from recd_plugins.trainer.training import Training
 
 if TYPE_CHECKING:
     from recd_plugins.data.dataset import Split
     from recd_plugins.data.schema import Schema
 
-__all__ = ["Callbacks", "states_by_options"]
+__all__ = ["Callbacks"]
 
 LEFT = ("on_metrics", "on_evaluation", "at_end")
 """The events whose last argument callbacks may add to."""
@@ -49,11 +50,11 @@ class Callbacks:
     def call(self, event: str, *args: Any) -> None:
         """Call the method `event` of each, with these arguments."""
         for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
-            before = _standing(*args)
+            before = _run_state(*args)
             with _named(choice, event):
                 getattr(callback, event)(*args)
             if choice is not None:
-                _check_standing(before, _standing(*args), f"{choice.who}: {event}")
+                _check_run_state(before, _run_state(*args), f"{choice.who}: {event}")
             if choice is not None and event in LEFT:
                 _check_left(args[-1], f"{choice.who}: {event}", numbers=event != "at_end")
 
@@ -107,63 +108,19 @@ class Callbacks:
     def _chosen(self) -> Iterator[tuple[str, Callback, Choice]]:
         """The callbacks of registry.yaml, each with the name of its state."""
         chosen = [(callback, choice) for callback, choice in self._callbacks if choice is not None]
-        names = _names_of_states(choice.record.name for _, choice in chosen)
+        names = names_of_states(choice.record.name for _, choice in chosen)
         for name, (callback, choice) in zip(names, chosen, strict=True):
             yield name, callback, choice
 
 
-def _names_of_states(records: Iterable[str]) -> Iterator[str]:
-    """A name for each callback's state, from its record's name; the second of a record is
-    `name#2`."""
-    seen: dict[str, int] = {}
-    for name in records:
-        seen[name] = count = seen.get(name, 0) + 1
-        yield name if count == 1 else f"{name}#{count}"
-
-
-def states_by_options(
-    states: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A checkpoint's states of callbacks, by the names that they have in the registry of `now`: of
-    several callbacks of one record, each gets the state of the one with the same options.
-
-    One whose options have changed gets the first state of its record that is left. States that are
-    left in the end are named by the place that the callback had in `before`.
-    """
-    left, wanted = _callbacks_in(before), _callbacks_in(now)
-    named: dict[str, str] = {}
-    for alike in (True, False):
-        for name, (record, options) in wanted.items():
-            fits = [
-                old
-                for old, (its_record, its_options) in left.items()
-                if its_record == record and (its_options == options or not alike)
-            ]
-            if fits and name not in named.values():
-                named[fits[0]] = name
-                del left[fits[0]]
-    places = {old: place for place, old in enumerate(_callbacks_in(before))}
-    for old, (record, _) in left.items():
-        named[old] = f"{record} (callbacks[{places[old]}] then)"
-    return {named.get(name, name): state for name, state in states.items()}
-
-
-def _callbacks_in(registry: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Record and options of each callback that a registry names, by the name of its state."""
-    entries = registry.get("callbacks") or ()
-    each = [dict(one) if isinstance(one, Mapping) else {"use": one} for one in entries]
-    records = [str(one.pop("use", None)).rpartition(":")[2] for one in each]
-    return dict(zip(_names_of_states(records), zip(records, each, strict=True), strict=True))
-
-
-def _standing(training: Any = None, *_: Any) -> tuple[object, ...]:
+def _run_state(training: Any = None, *_: Any) -> tuple[object, ...]:
     """What a callback must leave as it finds it: the model's mode, whether torch computes
     gradients, and the run's step."""
     mode = getattr(getattr(training, "model", None), "training", None)
     return mode, torch.is_grad_enabled(), getattr(training, "step", None)
 
 
-def _check_standing(before: Sequence[object], after: Sequence[object], whose: str) -> None:
+def _check_run_state(before: Sequence[object], after: Sequence[object], whose: str) -> None:
     """`PluginError` if a callback has changed any of what it must leave as it finds it."""
     parts = (
         ("the model in another mode", "Put it back by `training.model.train(mode)`."),

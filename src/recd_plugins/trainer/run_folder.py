@@ -1,40 +1,25 @@
-"""A run's folder: it is kept when a new run takes its name, and checked before it is resumed.
-
-A lock beside it, freed when the process ends, gives it to one job at a time.
-"""
+"""A run's folder: it is kept when a new run takes its name, and checked before it is resumed."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
-import shutil
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from recd_plugins.errors import DataError, RegistryError, listed
-from recd_plugins.notices import NoticeWarning
-from recd_plugins.storage.lock_file import LockFile, LockHeld
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in, remove_parts
 
 __all__ = [
-    "RunLock",
-    "check_free",
     "check_is_run",
     "check_makes_files",
     "check_not_among_checkpoints",
     "check_resumable",
-    "checkpoints_in",
     "naming_lost_folder",
-    "remove_parts",
     "set_aside",
-    "step_of",
 ]
-
-STEP = re.compile(r"step-(\d{8,})")
-"""The name of a checkpoint's folder: eight digits, or more from step 100,000,000 on."""
 
 OF_A_RUN = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard")
 """A folder that has any of these is a run's; hidden files do not count."""
@@ -108,12 +93,6 @@ def set_aside(run: Path) -> Path | None:
     return moved
 
 
-def remove_parts(checkpoints: Path) -> None:
-    """Remove the incomplete checkpoints that a kill left: no run can go on from them."""
-    for part in checkpoints.glob("step-*.part"):
-        shutil.rmtree(part, ignore_errors=True)
-
-
 def check_resumable(run: Path) -> None:
     """`RegistryError` if a run has no checkpoint to go on from, or may save no further one: the
     steps to the next one would be lost."""
@@ -135,18 +114,6 @@ def check_resumable(run: Path) -> None:
         ) from None
 
 
-def step_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name; -1 if it is not a checkpoint, or is incomplete or set
-    aside."""
-    named = STEP.fullmatch(checkpoint.name)
-    return int(named[1]) if named else -1
-
-
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints of a run's folder of them, the newest last."""
-    return sorted((one for one in folder.glob("step-*") if step_of(one) >= 0), key=step_of)
-
-
 @contextmanager
 def naming_lost_folder(run: Path) -> Iterator[None]:
     """Inside, a file that is missing because the run's folder was removed or moved says so."""
@@ -165,46 +132,3 @@ def naming_lost_folder(run: Path) -> Iterator[None]:
     finally:
         if held is not None:
             os.close(held)
-
-
-class RunLock:
-    """The lock that rank 0 of a job holds until it is left, or the process ends, be it killed."""
-
-    def __init__(self, run: Path, option: str = "train.run") -> None:
-        self._run, self._option = run, option
-        self._lock = LockFile(_lock_of(run))
-
-    def take(self) -> None:
-        """Lock the run from now on; if another job holds it, a `RegistryError` names that job."""
-        try:
-            locked = self._lock.take()
-        except LockHeld as held:
-            raise RegistryError(
-                f"{self._option}: {self._run} is being trained in by {held}. Wait until that ends, "
-                "or name another folder."
-            ) from None
-        if not locked:
-            warnings.warn(
-                f"{self._option}: the file system of {self._run} has no locks, so a second job "
-                "that trains there cannot be refused. Give each job a folder of its own.",
-                NoticeWarning,
-                stacklevel=2,
-            )
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.give_back()
-
-
-def check_free(run: Path, option: str = "train.run") -> None:
-    """`RegistryError` if another job is training in the folder that `option` names."""
-    if _lock_of(run).exists():
-        with RunLock(run, option) as lock:
-            lock.take()
-
-
-def _lock_of(run: Path) -> Path:
-    run = Path(os.path.realpath(run))
-    return run.with_name(f".{run.name}.lock")

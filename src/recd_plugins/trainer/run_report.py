@@ -1,37 +1,24 @@
-"""The report that rank 0 writes into a run's folder: metrics.jsonl, TensorBoard events, a summary,
-and what the run was made of. It also prints the lines.
-"""
+"""The report of rank 0: it writes metrics.jsonl, TensorBoard events and a summary into the run's
+folder, and prints the lines."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import platform
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
-from recd_plugins.compat.versions import installed_versions
-from recd_plugins.config.yaml_text import to_yaml
-from recd_plugins.launch.machine_cores import machine_cores
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.storage.whole_file import of_path, write_whole
 
 if TYPE_CHECKING:
-    from recd_plugins.stack import Stack
-    from recd_plugins.trainer.assemble import Job
     from recd_plugins.trainer.checkpoints.checkpoint import ReachedState
 
-__all__ = ["RunReport", "defined", "keep_provenance"]
+__all__ = ["RunReport", "defined"]
 
 STANDARD_METRICS = ("loss", "ne", "auc", "samples", "samples_per_second")
 """The metrics of every run; a line shows after them those that callbacks added."""
@@ -202,56 +189,3 @@ def _lines_before(
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes}:{seconds:02}"
-
-
-def keep_provenance(report: RunReport, stack: Stack, job: Job) -> None:
-    """Rank 0 writes registry.yaml, plan.json and environment.json."""
-    if dist.get_rank() == 0:
-        report.keep("registry.yaml", to_yaml(stack.registry.source.values))
-        report.keep("plan.json", json.dumps(_plan(stack, job)) + "\n")
-        report.keep("environment.json", json.dumps(_environment(stack, job), indent=1) + "\n")
-
-
-def _plan(stack: Stack, job: Job) -> dict[str, Any]:
-    """The plan as `recd plan --json` prints it, and where TorchRec has the tables."""
-    planner = stack.planner()
-    tiers = planner.report if isinstance(planner, Tiered) else None
-    placed = {
-        table: {
-            "sharding": sharding.sharding_type,
-            "kernel": sharding.compute_kernel,
-            "ranks": sharding.ranks,
-        }
-        for module in job.plan.plan.values()
-        for table, sharding in module.items()
-    }
-    return {
-        "plan": stack.explain(),
-        "tiers": None if tiers is None else tiers.values(),
-        "placed": placed,
-    }
-
-
-def _environment(stack: Stack, job: Job) -> dict[str, Any]:
-    cluster = Cluster.of(stack.registry.topology, dist.get_world_size())
-    devices = [
-        torch.cuda.get_device_name(number)
-        for number in range(torch.cuda.device_count())
-        if job.device.type == "cuda"
-    ]
-    return {
-        "begun": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "ranks": dist.get_world_size(),
-        "ranks_per_node": cluster.ranks_per_node,
-        "backend": dist.get_backend(),
-        "device": devices[0] if devices else "CPU",
-        "cores": machine_cores(),
-        "threads_a_rank": torch.get_num_threads(),
-        "load_before": round(os.getloadavg()[0], 2),
-        "system": platform.platform(),
-        "versions": {
-            "recd-plugins": version("recd-plugins"),
-            "python": platform.python_version(),
-            **installed_versions(),
-        },
-    }

@@ -33,8 +33,8 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from recd_plugins.compat.pytorch import own_store
-from recd_plugins.launch.command import EXPLAINED
 from recd_plugins.launch.first_failure import leave_failure
+from recd_plugins.launch.launcher import EXPLAINED
 from recd_plugins.storage.whole_file import write_whole
 from recd_plugins.trainer.standing import Standing, main_frames, titled, verdict, waits
 

@@ -40,6 +40,7 @@ from recd_plugins.planning.together import on_every_rank
 from recd_plugins.registry.plugin_code import changed_code
 from recd_plugins.storage.json_mappings import as_items
 from recd_plugins.trainer.assemble import Job
+from recd_plugins.trainer.checkpoints.callback_states import states_by_options
 from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
 from recd_plugins.trainer.checkpoints.files import (
     FileDigest,
@@ -59,6 +60,7 @@ from recd_plugins.trainer.checkpoints.optimizer_numbers import (
     restore_states,
     table_rates,
 )
+from recd_plugins.trainer.checkpoints.random_state import random_state, restored_random_state
 from recd_plugins.trainer.checkpoints.rank_buffers import (
     as_named,
     buffer_digests,
@@ -74,10 +76,9 @@ from recd_plugins.trainer.checkpoints.registry_before import (
     new_rates,
     rates_of,
 )
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in, remove_parts
 from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
 from recd_plugins.trainer.checkpoints.version_before import VERSION
-from recd_plugins.trainer.run_callbacks import states_by_options
-from recd_plugins.trainer.run_folder import checkpoints_in, remove_parts
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
@@ -87,7 +88,6 @@ __all__ = [
     "DiskFullError",
     "NotFiniteError",
     "ReachedState",
-    "set_random_state",
 ]
 
 OnDamaged = Literal["stop", "go_back"]
@@ -165,11 +165,7 @@ class Checkpoints:
         self._saved = False
         """Whether this process has begun to write a checkpoint."""
 
-    def latest(self) -> Path:
-        """The newest checkpoint of a run that has at least one."""
-        return checkpoints_in(self._folder)[-1]
-
-    def there(self) -> Path | None:
+    def latest(self) -> Path | None:
         """The newest checkpoint, or None; the weights of every checkpoint are finite."""
         return next(reversed(checkpoints_in(self._folder)), None)
 
@@ -182,7 +178,7 @@ class Checkpoints:
         found = checkpoints_in(self._folder)[::-1]
         for number, path in enumerate(found, start=1):
             try:
-                on_every_rank(partial(check_whole, path, *_place()))
+                on_every_rank(partial(check_whole, path, dist.get_rank(), dist.get_world_size()))
             except UndigestedError:
                 raise
             except DataError as error:
@@ -240,7 +236,7 @@ class Checkpoints:
         }
         mine = {
             "loader": as_items(loader),
-            "random": _random_state(job),
+            "random": random_state(job.device),
             "callbacks": as_items(callbacks or {}),
             "so_far": so_far or {},
             **({"model": as_items(beside)} if beside else {}),
@@ -309,7 +305,7 @@ class Checkpoints:
         if dist.get_rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
         dist.barrier()
-        before = self.there()
+        before = self.latest()
         free = shutil.disk_usage(self._folder if self._folder.exists() else Path()).free
         goes_on = (
             f"The checkpoint before, {before}, is whole: make room, and `recd train --resume` goes "
@@ -352,7 +348,7 @@ class Checkpoints:
         _restore(job, tensors, mine.get("model", {}))
         restore_states(job, numbers)
         file = path / f"rank-{dist.get_rank()}.json"
-        random = _restored_random_state(mine, job.device, file)
+        random = restored_random_state(mine, job.device, file)
         states = {name: _mapping_of(mine, name, file) for name in ("callbacks", "so_far")}
         states["callbacks"] = states_by_options(states["callbacks"], before, now)
         return ReachedState(
@@ -384,21 +380,6 @@ def _fill(tensors: dict[str, Tensor | ShardedTensor], reader: JsonReader, path: 
             f"{first}). Resume with the registry that made it (job.json holds it), or remove "
             "the folder, and --resume takes the one before."
         ) from error
-
-
-def _restored_random_state(
-    mine: Mapping[str, Any], device: torch.device, file: Path
-) -> dict[str, Tensor]:
-    """The states of the random numbers that `file` has of this rank, which are restored; empty for
-    a rank that `reshard` added, which has none."""
-    if "random" not in mine:
-        return {}
-    try:
-        random = _random_state_of(mine["random"])
-        set_random_state(random, device)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise damaged_file(file, f"its random state is none: {error}") from error
-    return random
 
 
 def _mapping_of(mine: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
@@ -498,34 +479,6 @@ def _restore(
             if filled is not None:
                 states[key] = filled
     job.optimizer.load_state_dict(state)
-
-
-def _random_state(job: Job) -> dict[str, str]:
-    state = {"cpu": torch.get_rng_state()}
-    if job.device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(job.device)
-    return {name: bytes(value.tolist()).hex() for name, value in state.items()}
-
-
-def _random_state_of(state: Mapping[str, str]) -> dict[str, Tensor]:
-    return {
-        name: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
-        for name, text in state.items()
-    }
-
-
-def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restore the states of the random numbers, so that the next ones are those that would have
-    come; an empty `state` changes nothing."""
-    if not state:
-        return
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _place() -> tuple[int, int]:
-    return dist.get_rank(), dist.get_world_size()
 
 
 def _make_anew(part: Path) -> None:

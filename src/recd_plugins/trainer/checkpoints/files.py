@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.json_mappings import from_items
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in, step_of
 from recd_plugins.trainer.checkpoints.version_before import VERSION
-from recd_plugins.trainer.run_folder import checkpoints_in, step_of
 
 __all__ = [
     "FileDigest",

@@ -1,42 +1,22 @@
-"""A checkpoint for another number of ranks: how they see it, and how it is written anew for them
-(`recd reshard`).
-
-Tables, dense parameters and optimizer states load under any plan and world size, so their files are
-copied unchanged. Each rank has its own position in the epoch, random state and callbacks' states.
-"""
+"""A checkpoint as another number of ranks see it: they load the same tables, dense parameters and
+optimizer states, and each has its own position in the epoch, random state and callbacks' states."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.data.pins import copy_pins
-from recd_plugins.data.progress import Progress, silent
 from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.registry.settings import TrainSettings
-from recd_plugins.storage.json_mappings import as_items
-from recd_plugins.storage.lock_file import written_alone
-from recd_plugins.trainer.checkpoints.files import (
-    check_whole,
-    checkpoint_of,
-    digest_of,
-    read_digest,
-    read_job,
-    read_rank,
-    write_digest,
-    write_json,
-)
+from recd_plugins.trainer.checkpoints.files import read_job, read_rank
 from recd_plugins.trainer.measure.metrics import joined_windows
-from recd_plugins.trainer.run_folder import checkpoints_in, step_of
 
 __all__ = [
     "OtherRanks",
+    "batch_size_in",
     "for_ranks",
-    "reshard",
     "resumed_position",
     "shared_streams",
 ]
@@ -123,7 +103,7 @@ def for_ranks(
     """
     job = read_job(checkpoint)
     before, registry = job["world_size"], job["registry"]
-    size_before = _batch_size(registry)
+    size_before = batch_size_in(registry)
     size = batch_size or size_before
     if ranks < 1 or size < 1:
         raise RegistryError(f"reshard: {ranks} ranks of {size} samples train nothing. Name more.")
@@ -161,45 +141,6 @@ def resumed_position(fresh: dict[str, Any], position: dict[str, Any]) -> dict[st
     return fresh if position[BEGINS] is None else _at_epoch(fresh, position[BEGINS])
 
 
-def _at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-    """The state at another epoch, at any depth: a stage of the loader keeps its reader's state
-    inside its own."""
-    return {
-        key: epoch if key == "epoch" else _at_epoch(value, epoch) if _is_mapping(value) else value
-        for key, value in state.items()
-    }
-
-
-def _begins(position: Mapping[str, Any]) -> int | None:
-    """The epoch that begins if a position of the local reader is given up; None if the reader
-    counts no epochs."""
-    place = _place(position)
-    return None if place is None else place[0] + place[1]
-
-
-def _place(position: Mapping[str, Any]) -> tuple[int, bool] | None:
-    """The epoch, and whether the reader yielded any batch of it, or a stage did that keeps its
-    reader's state from the start of a window and counts its own batches from there. None if no
-    epochs are counted."""
-    if set(position) == {BEGINS}:  # a checkpoint that was already rewritten for other ranks
-        return None if position[BEGINS] is None else (int(position[BEGINS]), False)
-    yielded = bool(position.get("batches"))
-    if "epoch" in position:
-        return int(position["epoch"]), yielded
-    for value in filter(_is_mapping, position.values()):
-        if (place := _place(value)) is not None:
-            return place[0], place[1] or yielded
-    return None
-
-
-def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: int) -> bool:
-    """Whether a position of the local reader is the same for `ranks` ranks."""
-    streams = _streams(registry) or 0
-    held = position.get("within") or position  # the reader's own, if data grow
-    made_for = held.get("made_for", {"workers": 1})
-    return streams > 0 and streams % ranks == 0 and not made_for["workers"]
-
-
 def shared_streams(registry: Mapping[str, Any], ranks: int, batch_size: int) -> int | None:
     """How many streams the reader of `ranks` ranks has: as many as the registry names, or about as
     many if the ranks cannot share these, or if the samples of a rank cannot come evenly from its
@@ -213,10 +154,49 @@ def shared_streams(registry: Mapping[str, Any], ranks: int, batch_size: int) -> 
     return consumers * min(even, key=lambda each: abs(each - streams / consumers))
 
 
-def _batch_size(registry: Mapping[str, Any]) -> int:
-    """The samples of each rank."""
+def batch_size_in(registry: Mapping[str, Any]) -> int:
+    """The samples of a rank and step, by the values of a registry."""
     size: int = registry.get("train", {}).get("batch_size", TrainSettings().batch_size)
     return size
+
+
+def _at_epoch(state: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+    """The state at another epoch, at any depth: a stage of the loader keeps its reader's state
+    inside its own."""
+    return {
+        key: epoch if key == "epoch" else _at_epoch(value, epoch) if _is_mapping(value) else value
+        for key, value in state.items()
+    }
+
+
+def _begins(position: Mapping[str, Any]) -> int | None:
+    """The epoch that begins if a position of the local reader is given up; None if the reader
+    counts no epochs."""
+    found = _epoch_and_begun(position)
+    return None if found is None else sum(found)
+
+
+def _epoch_and_begun(position: Mapping[str, Any]) -> tuple[int, bool] | None:
+    """The epoch, and whether the reader yielded any batch of it, or a stage did that keeps its
+    reader's state from the start of a window and counts its own batches from there. None if no
+    epochs are counted."""
+    if set(position) == {BEGINS}:  # a checkpoint that was already rewritten for other ranks
+        return None if position[BEGINS] is None else (int(position[BEGINS]), False)
+    yielded = bool(position.get("batches"))
+    if "epoch" in position:
+        return int(position["epoch"]), yielded
+    for value in filter(_is_mapping, position.values()):
+        if (found := _epoch_and_begun(value)) is not None:
+            return found[0], found[1] or yielded
+    return None
+
+
+def _any_ranks(registry: Mapping[str, Any], position: Mapping[str, Any], ranks: int) -> bool:
+    """Whether a position of the local reader is the same for `ranks` ranks."""
+    streams = _streams(registry) or 0
+    held = position.get("within") or position  # the reader's own, if data grow
+    made_for = held.get("made_for", {"workers": 1})
+    return streams > 0 and streams % ranks == 0 and not made_for["workers"]
 
 
 def _streams(registry: Mapping[str, Any]) -> int | None:
@@ -244,72 +224,3 @@ def _leaving_out(position: Mapping[str, Any], stripes: Collection[int]) -> dict[
 
 def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
-
-
-def reshard(
-    source: Path,
-    target: Path,
-    ranks: int,
-    batch_size: int | None = None,
-    progress: Progress = silent,
-) -> OtherRanks:
-    """Write a checkpoint of the run `source`, the latest or the one named, into the run `target`,
-    for `ranks` ranks of `batch_size` samples; returns what was written, as these ranks see it."""
-    checkpoint = checkpoint_of(source)
-    check_whole(checkpoint)
-    for rank in range(read_job(checkpoint)["world_size"]):
-        read_rank(checkpoint, rank)
-    registry = read_job(checkpoint)["registry"]
-    streams = shared_streams(registry, ranks, batch_size or _batch_size(registry))
-    found = for_ranks(checkpoint, ranks, batch_size, streams)
-    written = target / "checkpoints" / checkpoint.name
-    part = written.with_suffix(".part")
-    with _oserror_of(written), written_alone(part, written):
-        if written.exists():
-            raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
-        latest = max(checkpoints_in(written.parent), key=step_of, default=written)
-        if step_of(latest) > step_of(written):
-            raise RegistryError(
-                f"{latest} is there already and is later: `recd train --resume` would go on from "
-                f"it, not from {written.name}. Name another folder, or remove it."
-            )
-        shutil.rmtree(part, ignore_errors=True)
-        try:
-            part.mkdir(parents=True)
-            _write(checkpoint, part, found, progress)
-            if checkpoint.parent.name == written.parent.name:
-                copy_pins(checkpoint.parent.parent, target)
-            part.rename(written)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-    return replace(found, checkpoint=written)
-
-
-@contextmanager
-def _oserror_of(written: Path) -> Iterator[None]:
-    """Inside, errors of the system name the file that is written, even if they named the file that
-    was read."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(written)) from error
-
-
-def _write(checkpoint: Path, part: Path, found: OtherRanks, progress: Progress) -> None:
-    anew = ("rank-*.json", "job.json", "digest.json")
-    kept = [file for file in checkpoint.iterdir() if not any(map(file.match, anew))]
-    copied, size = 0, sum(file.stat().st_size for file in kept)
-    for file in kept:
-        shutil.copyfile(file, part / file.name)
-        copied += file.stat().st_size
-        progress("bytes of the checkpoint", copied, size)
-    for rank in range(found.ranks):
-        write_json(part / f"rank-{rank}.json", as_items(found.rank(rank)))
-    write_json(part / "job.json", {**found.job, "samples_of_step": found.ranks * found.batch_size})
-    # A copied file keeps its first digest, so a bad copy is found when it is read.
-    every = {file.name: digest_of(file) for name in anew for file in part.glob(name)}
-    as_before = {
-        name: one for name, one in read_digest(checkpoint).items() if (part / name).exists()
-    }
-    write_digest(part, as_before | every)

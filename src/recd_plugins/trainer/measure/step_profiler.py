@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,10 @@ from torchrec.distributed.types import ShardedModule
 
 from recd_plugins.compat.both_ways import show_messages
 from recd_plugins.compat.pytorch import recorded_events
-from recd_plugins.trainer.measure.breakdown import (
-    PARTS,
-    STEP,
-    Span,
-    breakdown,
-    collectives_of,
-    device_breakdown,
-    lane,
-)
+from recd_plugins.trainer.measure.breakdown import PARTS, STEP, Span, breakdown, device_breakdown
+from recd_plugins.trainer.measure.timeline import timeline, timelines_of_ranks
 
-__all__ = ["StepProfiler", "pooling_modules", "spans_of", "timeline"]
+__all__ = ["StepProfiler", "pooling_modules", "spans_of"]
 
 
 class StepProfiler:
@@ -100,7 +92,7 @@ class StepProfiler:
         self._profiler = None
         gc.collect()  # it is in a cycle, and kineto's trace crashed if it was freed steps later
         parts = device_breakdown(spans, device) if device else breakdown(spans)
-        self.timeline = of_ranks(timeline([*spans, *_in_flight(device)]), self._device)
+        self.timeline = timelines_of_ranks(timeline([*spans, *_in_flight(device)]), self._device)
         mean = torch.tensor(list(parts.values()), dtype=torch.float64, device=self._device)
         dist.all_reduce(mean)
         mean *= 1e3 / self._steps / dist.get_world_size()
@@ -207,48 +199,3 @@ def _spans_on_cpu(profiler: profile) -> Iterator[Span]:
             sequence=event.sequence_nr(),
             forward_thread=event.fwd_thread_id() or 0,
         )
-
-
-RANKS = 8
-"""The largest number of ranks whose steps are kept."""
-LEAST = 1e-3
-"""A piece that is shorter than this share of the step goes to its neighbour."""
-
-
-def timeline(spans: Iterable[Span]) -> dict[str, Any]:
-    """The median step in `spans`: its length, [part, start, end] of the pieces of its thread, one
-    after the other, and [name, start, end] of each collective."""
-    spans = list(spans)
-    steps = sorted((one for one in spans if one.name == STEP), key=lambda one: one.end - one.start)
-    step = steps[(len(steps) - 1) // 2]
-    least = LEAST * (step.end - step.start)
-    pieces: list[list[Any]] = []
-    for part, start, end in lane(spans, step):
-        if pieces and (part == pieces[-1][0] or end - start < least):
-            pieces[-1][2] = end
-        else:
-            pieces.append([part, start, end])
-
-    def since(found: Iterable[Sequence[Any]]) -> list[list[Any]]:
-        return [
-            [name, *(round(1e3 * (at - step.start), 3) for at in times)] for name, *times in found
-        ]
-
-    return {
-        "ms": 1e3 * (step.end - step.start),
-        "thread": since(pieces),
-        "collectives": since(collectives_of(spans, step)),
-    }
-
-
-def of_ranks(mine: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
-    """The timelines of the first `RANKS` ranks; every rank must call it."""
-    text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
-    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(text)], device=device))
-    padded = text.new_zeros(int(max(sizes)))
-    padded[: len(text)] = text
-    every = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(every, padded)
-    shown = list(zip(every, sizes, strict=True))[:RANKS]
-    return [json.loads(bytes(one[: int(size)].tolist())) for one, size in shown]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.launch.command import Failure, launch
+from recd_plugins.launch.launcher import Failure, launch
 from recd_plugins.launch.rank_server import RankServer
 from recd_plugins.trainer.tuning.learning import Learning
 from recd_plugins.trainer.tuning.trial_rank import OUT_OF_MEMORY, WARM_UP

@@ -1,4 +1,5 @@
-"""The drawing kit of the page: SVG figures that fill the width of their place on any screen.
+"""Draws the SVG figures of the page, which fill the width of their place on any screen, and says
+how numbers are written in it.
 
 Along x all is in percent of the width, and along y in pixels, so that text keeps its size on a
 phone. Lines are in a view box of 100 by the height, which is stretched without their strokes.

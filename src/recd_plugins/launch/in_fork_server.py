@@ -1,6 +1,6 @@
-"""The life and the end of a fork server: no signal that is for its ranks ends it, and at its end it
-removes the folder of its socket, which a process that was killed leaves behind. What torch and
-TorchRec log as they are imported, and in what is forked, is errors alone.
+"""What a fork server does before all else. The signals that are for its ranks do not end it. Torch
+and TorchRec log only errors, in it and in what it forks. At its end it removes the folder of its
+socket, which a process that was killed leaves behind.
 
 The server imports this module first, and nobody else does. It runs until the process that started
 it and all that were forked for that process are gone, so nobody uses the folder any more.

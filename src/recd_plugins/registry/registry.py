@@ -22,7 +22,7 @@ from recd_plugins.errors import (
     nearest,
     shown,
 )
-from recd_plugins.hooks.manager import Catalog
+from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.notices import Empty, LeftOut
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.topology import PRESETS, Topology, topology_and_notices

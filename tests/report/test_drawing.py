@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.report.kit import Plot, Scale, apart, number, quantity, share
+from recd_plugins.report.drawing import Plot, Scale, apart, number, quantity, share
 
 FINITE = st.floats(-1e12, 1e12).filter(lambda value: value == 0 or abs(value) > 1e-9)
 

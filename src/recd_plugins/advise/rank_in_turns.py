@@ -1,4 +1,4 @@
-"""`python -m recd_plugins.advise.trial_rank`: one rank that trains registries in turns, for
+"""`python -m recd_plugins.advise.rank_in_turns`: one rank that trains registries in turns, for
 `recd advise --try` and for a trainer's demand."""
 
 from __future__ import annotations

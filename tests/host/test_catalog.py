@@ -15,8 +15,8 @@ from plugins import POOLING, write_distribution, write_module
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.hooks.imported import available
-from recd_plugins.hooks.manager import Catalog
 from recd_plugins.hooks.specs import HOOKS
 from recd_plugins.registry import Registry
 from recd_plugins.slots import HOST_USES, SLOTS, Context

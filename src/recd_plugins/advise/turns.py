@@ -1,5 +1,5 @@
-"""Trains registries in turns on fresh ranks. This gives the demand of a trainer: how fast its ranks
-take batches that are in memory."""
+"""Trains registries in turns on fresh ranks: for `recd advise --try`, and for the demand of a
+trainer, which is how fast its ranks take batches that are in memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.launch.command import Failure, launch
+from recd_plugins.launch.launcher import Failure, launch
 from recd_plugins.launch.rank_server import RankServer
 
 __all__ = ["step_seconds", "trained_in_turns"]
 
-RANK = "recd_plugins.advise.trial_rank"
+RANK = "recd_plugins.advise.rank_in_turns"
 """The program of a rank."""
 
 

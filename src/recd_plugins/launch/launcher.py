@@ -1,8 +1,8 @@
 """`recd train --ranks N`: a small torchrun for one machine.
 
 Ranks are processes of the same command with torchrun's environment; the store that they
-meet at lives here, on the loopback interface. What a rank but rank 0 prints is kept and
-shown if it fails.
+meet at lives here, on the loopback interface. What any rank but rank 0 prints is kept, and
+is shown if that rank fails.
 """
 
 from __future__ import annotations
