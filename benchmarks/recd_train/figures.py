@@ -43,7 +43,7 @@ ABLATION = {
 
 PAIR = {BASELINE: CLUSTERED, "RecD": RECD}
 
-PROFILED = (BASELINE, "RecD", "+ O7")
+PROFILED_SIDES = (BASELINE, "RecD", "+ O7")
 """The sides that are profiled: those that have a limit, and the one of which it is made."""
 
 
@@ -211,7 +211,7 @@ class TrainBench:
             warm_up=self.warm_up,
             weighed=weighed,
             reading=reading,
-            profiled=() if reading else PROFILED,
+            profiled=() if reading else PROFILED_SIDES,
         )
         steps = {
             name: dataclasses.replace(
