@@ -578,6 +578,20 @@ def test_a_curve_of_other_ranks_goes_by_the_samples_of_a_step(
         steps_to_loss(curve, 5)
 
 
+@pytest.mark.parametrize(("epochs", "told"), [(2.5, True), (1, False), (None, False)])
+def test_a_curve_of_rows_that_were_learnt_from_is_told_to_be_one(
+    epochs: float | None, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `recd tune loss` told when it measured the curve: whoever is given it may not have seen
+    that."""
+    curve = tmp_path / "curve.json"
+    sides = {"without cache": [{"batch_size": 64, "steps": 100}]}
+    curve.write_text(json.dumps({"ranks": 2, "epochs": epochs, "sides": sides}))
+    assert steps_to_loss(curve, 2) == {64: 100}
+    says = f"note: the longest training of {curve} went 2.5 times through the train split."
+    assert (says in capsys.readouterr().err) is told
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

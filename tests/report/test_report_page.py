@@ -232,6 +232,19 @@ def test_what_cannot_be_drawn_of_a_source_is_said_and_nothing_is_replaced(
     assert not Path("curves.png").exists()
 
 
+def test_what_was_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figure beside the page too."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "one", 1.0)
+    asked = ["report", "one", "--out", "page.html", "--figure", "curves.png"]
+    told = CliRunner().invoke(app, asked)
+    assert told.exit_code == 0, told.output
+    assert told.stdout.splitlines()[-2:] == ["page.html", "curves.png"]
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert (found["page"], found["figure"]) == ("page.html", "curves.png")
+    assert json.loads(CliRunner().invoke(app, [*asked[:4], "--json"]).stdout)["figure"] is None
+
+
 def drawn(address: str, width: int, folder: Path) -> tuple[str, str]:
     """The page as a browser has it in the end, and what its console says."""
     assert CHROMIUM is not None

@@ -12,7 +12,7 @@ import pytest
 from forked import Done, run_module
 from probe_plugin import probe_registry
 
-from recd_plugins.cli.tune_loss import _found, _show
+from recd_plugins.cli.tune_loss import _found, _other_windows, _show
 from recd_plugins.trainer.tuning.learning import Learning, loss_of_all
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,19 @@ def test_the_loss_is_that_of_a_window_of_samples() -> None:
     assert one.running(5) == one.running(10)  # no window is smaller than a step
     assert (one.steps_to(0.6, 10), one.steps_to(0.61, 20), one.steps_to(0.1, 10)) == (3, 3, None)
     assert (one.seconds_to(0.6, 10), one.seconds_to(0.1, 10)) == (6.0, None)
+
+
+def test_windows_that_are_no_whole_steps_are_told_as_they_are() -> None:
+    assert _other_windows([8, 64], 1, 64, 512) is None
+    said = _other_windows([8, 16, 64], 2, 100, 512)
+    assert said is not None
+    for what in ("is 100 samples, but", "96 samples at 8, 96 samples at 16, 128 samples at 64"):
+        assert what in said
+    assert said.endswith("pass --window 128, or a multiple of it.")
+    assert _other_windows([8, 16, 64], 2, 128, 512) is None
+    said = _other_windows([7, 11, 13], 1, 100, 512)
+    assert said is not None
+    assert said.endswith("at all sizes name batch sizes each of which divides the next.")
 
 
 def test_warm_up_counts_as_other_steps_do() -> None:
@@ -119,6 +132,8 @@ def test_batch_sizes_are_trained_to_one_loss(registry: Path) -> None:
     assert "note" not in tuned.err
     assert "to a loss of 5.00000, the mean of 64 samples, on 1 rank" in tuned.out
     assert " best " in tuned.out
+    tuned = tune(registry, "--batch-size=64", "--samples=256", "--loss=5", "--window=100")
+    assert (tuned.code, "by batch size it is of 64 samples at 64, and" in tuned.err) == (0, True)
     # Reached at once, so no step more than the pipeline needs.
     assert [row.split("│")[4].strip() for row in tuned.out.splitlines() if " best " in row] == ["1"]
 

@@ -36,6 +36,16 @@ def steps_to_loss(curve: Path, ranks: int) -> Mapping[int, int]:
     if measured != ranks:
         sizes = ", ".join(f"{size:,}" for size in found)
         print(f"note: {curve} is of {there}; by it {here} may have {sizes} each.", file=sys.stderr)
+    epochs = printed.get("epochs")  # an older curve has none
+    if isinstance(epochs, float | int) and epochs > 1:
+        print(
+            f"note: the longest training of {curve} went {epochs:.1f} times through the train "
+            "split. From the second time on, its losses are of rows that the model had learnt "
+            "from, so that its steps may be too few for new rows. To go by new rows, measure "
+            "again with `recd tune loss --json --samples ROWS`, where ROWS are at most those of "
+            "the train split.",
+            file=sys.stderr,
+        )
     return found
 
 

@@ -85,12 +85,20 @@ def report(
                 _save(logs, figure)
         write_whole(out, text)
     if as_json:
-        found = {"page": str(out), "runs": rows, "quartiles": quartiles, "reading_ms": parts}
+        found = {
+            "page": str(out),
+            "figure": None if figure is None else str(figure),
+            "runs": rows,
+            "quartiles": quartiles,
+            "reading_ms": parts,
+        }
         print(json.dumps(found))
     else:
         if rows:
             _show(rows, quartiles, parts)
         print(out)
+        if figure is not None:
+            print(figure)
 
 
 def _save(logs: Sequence[RunLog], path: Path) -> None:

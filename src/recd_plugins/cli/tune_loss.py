@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -16,7 +17,7 @@ from recd_plugins.cli.loaded import ready, server_of_ranks
 from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported, reported_trial
-from recd_plugins.errors import DataError, so_many
+from recd_plugins.errors import DataError, listed, so_many
 from recd_plugins.trainer.tuning.trial_rank import WARM_UP
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def loss(
     found = _found(trainings, target, counted, ranks, rows)
     if found["epochs"] > 1:
         print(_repeated(found["epochs"], rows), file=sys.stderr)
+    if note := _other_windows(sizes, ranks, counted, most):
+        print(note, file=sys.stderr)
     if as_json:
         print(json.dumps(found))
     else:
@@ -197,6 +200,28 @@ def _repeated(epochs: float, rows: int) -> str:
         "the train split. From the second time on, its losses are of rows that the model had "
         "learnt from: they may fall while those of new rows rise. To compare by new rows, pass "
         f"--samples {rows} or fewer."
+    )
+
+
+def _other_windows(sizes: Sequence[int], ranks: int, window: int, samples: int) -> str | None:
+    """The note on batch sizes whose losses are means of another number of samples than `window`,
+    since a mean is of whole steps; None if there are none."""
+    others = {
+        size: max(1, window // (size * ranks)) * size * ranks
+        for size in sizes
+        if window % (size * ranks)
+    }
+    if not others:
+        return None
+    each = listed([f"{so_many(real, 'sample')} at {size:,}" for size, real in others.items()], 6)
+    whole = math.lcm(*sizes) * ranks
+    cure = f"pass --window {whole}, or a multiple of it"
+    if whole > samples:
+        cure = "name batch sizes each of which divides the next"
+    return (
+        f"note: a loss is the mean of whole steps. The window is {so_many(window, 'sample')}, but "
+        f"by batch size it is of {each}, and means of fewer samples vary more. For one window at "
+        f"all sizes {cure}."
     )
 
 
