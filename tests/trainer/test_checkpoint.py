@@ -19,6 +19,8 @@ from typing import Any
 from unittest import mock
 
 import callback_plugin
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -252,6 +254,65 @@ def test_an_older_version_that_wrote_what_is_refused_is_named(
     message = gloo_pool.run(run, str(folder), SHORT, True)[0]
     assert "is not what it was when the run began" in message
     assert "an older version of recd-plugins wrote the checkpoint" in message
+
+
+def resumed_and_said(folder: str, overrides: list[str]) -> tuple[dict[str, Any] | str, str]:
+    """On a rank: what `run` returns of a resumed run, and what the run printed."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        return run(folder, overrides, True), printed.getvalue()
+
+
+def test_a_run_goes_on_with_its_tables_where_they_were_moved(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """The same rows in the same order: in others, or without what shows that they are the same,
+    it does not."""
+    clicks = [0, 1] * 40
+    for name, first in (("a", 0), ("b", 7), ("test", 0)):
+        ids = [[(first + row) % 50] for row in range(80)]
+        (tmp_path / name).mkdir()
+        pq.write_table(
+            pa.table({"click": clicks, "item": ids}), tmp_path / name / f"{name}.parquet"
+        )
+    schema = {
+        "session_id": None,
+        "timestamp": None,
+        "label": "click",
+        "sparse": [{"name": "item", "num_ids": 57}],
+    }
+    train, test = [str(tmp_path / "a"), str(tmp_path / "b")], str(tmp_path / "test")
+    dataset = {"use": "parquet", "train": train, "test": test, "schema": schema}
+    registry = {
+        "plugins": ["recd_dlrm"],
+        "dataset": dataset,
+        "model": {"use": "dlrm", "embedding_dim": 8, "bottom": [8], "top": [8]},
+        "sharding": "torchrec",
+        "train": {"batch_size": 8, "device": "cpu", "ranks": 1},
+    }
+    (tmp_path / "registry.yaml").write_text(json.dumps(registry))
+    begun = gloo_pool.run(run, str(tmp_path), [*SHORT, "train.steps=5"], world_size=1)[0]
+    assert isinstance(begun, dict), begun
+    for name in ("a", "b"):
+        (tmp_path / "moved").mkdir(exist_ok=True)
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+
+    def go_on(*names: str) -> tuple[Any, str]:
+        train = json.dumps([str(tmp_path / "moved" / one) for one in names])
+        there = [*SHORT, f"dataset.train={train}"]
+        done: tuple[Any, str]
+        (done,) = gloo_pool.run(resumed_and_said, str(tmp_path), there, world_size=1)
+        return done
+
+    assert "was made with `dataset: " in go_on("b", "a")[0]
+    pins = (tmp_path / "run/pins.json").rename(tmp_path / "pins.json")
+    assert "was made with `dataset: " in go_on("a", "b")[0]
+    pins.rename(tmp_path / "run/pins.json")
+    done, said = go_on("a", "b")
+    assert isinstance(done, dict), done
+    assert f'dataset.train is ["{tmp_path}/moved/a", "{tmp_path}/moved/b"] from here on; ' in said
+    assert "The files are the same by their digests in pins.json" in said
+    assert metrics(tmp_path, "run")[-1]["step"] == 10
 
 
 def test_a_checkpoint_of_before_digests_is_not_taken_for_damaged(

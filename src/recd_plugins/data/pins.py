@@ -50,15 +50,18 @@ def copy_pins(run: Path, to: Path) -> None:
             part.write_bytes(kept)
 
 
-def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> None:
+def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> bool:
     """Raises `DataError`, which names the file, if the tables, or the files that transforms read,
-    are not those that the run began with. Other options are not compared here."""
+    are not those that the run began with. Other options are not compared here.
+
+    Whether the pins show that the tables' stripes come in the same order too, wherever the files
+    lie by now; False if there are no pins."""
     try:
         pinned = json.loads((run / PINS).read_text())
         before = {split: dict(pinned[split]["files"]) for split in SPLITS}
         digests = dict(pinned.get(STEPS, {}))
     except FileNotFoundError:
-        return  # removed, to go on unchecked
+        return False  # removed, to go on unchecked
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{run / PINS}: lists the files that the run reads, but cannot be read ({error}). "
@@ -72,20 +75,28 @@ def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingPro
                 f"{file}: is not what it was when the run began ({option}). Resume with the file "
                 "as it was, or start a new run."
             )
+    return all(
+        pinned[split].get("stripes") == _digest_of_stripes(tables[split]) for split in SPLITS
+    )
 
 
 def _pinned(table: Table) -> dict[str, Any]:
-    names = _names({*table.facts, *table.files}, table.paths)
-    stripes = [(names[one.file], one.group, one.num_rows) for one in table.stripes]
     return {
         "path": str(table.path),
         **({} if table.snapshot is None else {"snapshot": table.snapshot}),
-        "stripes": hashlib.sha256(repr(stripes).encode()).hexdigest()[:32],
+        "stripes": _digest_of_stripes(table),
         "files": {
             name: {"size": facts.size, "mtime_ns": facts.mtime_ns, "footer": facts.digest}
             for name, (_, facts) in _files(table).items()
         },
     }
+
+
+def _digest_of_stripes(table: Table) -> str:
+    """A digest of the stripes and of their order, without the place of the table."""
+    names = _names({*table.facts, *table.files}, table.paths)
+    stripes = [(names[one.file], one.group, one.num_rows) for one in table.stripes]
+    return hashlib.sha256(repr(stripes).encode()).hexdigest()[:32]
 
 
 def _files(table: Table) -> dict[str, tuple[Location, FileFacts]]:

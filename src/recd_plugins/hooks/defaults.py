@@ -24,6 +24,13 @@ def recd_dataset() -> list[DatasetRecord[ParquetConfig]]:
             summary="Tables that are there already: folders of Parquet files.",
             config=ParquetConfig,
             build=build_parquet,
+            places=(
+                "train",
+                "test",
+                "join.table",
+                "schema.sparse.vocabulary",
+                "join.sparse.vocabulary",
+            ),
         )
     ]
 

@@ -64,6 +64,11 @@ class Choice:
         """The options on which no row depends."""
         return self.record.free if isinstance(self.record, DatasetRecord) else ()
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The options that say where files lie."""
+        return self.record.places if isinstance(self.record, DatasetRecord) else ()
+
     def build(self, context: Context) -> Any:
         """Build the record; an error in the plugin's code names the plugin, and the line of the
         registry."""

@@ -101,6 +101,9 @@ class DatasetRecord(Record[C, Dataset]):
     free: tuple[str, ...] = ()
     """Options that no row depends on, such as how long to wait for rows: a resumed job may change
     them."""
+    places: tuple[str, ...] = ()
+    """Options that say where files lie, as `train`, or `join.table` of each that `join` lists: a
+    resumed job may change them if `pins.json` of the run shows that the files are the same."""
 
 
 class EtlRecord(Record[C, Etl]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from recd_plugins.trainer.checkpoints.other_ranks import (
     shared_streams,
 )
 from recd_plugins.trainer.checkpoints.positions import Positions, closing
+from recd_plugins.trainer.checkpoints.registry_before import new_places
 from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 from recd_plugins.trainer.checkpoints.version_before import naming_version
 from recd_plugins.trainer.elastic import (
@@ -111,13 +112,14 @@ def _resumed(
     saved = read_job(latest)
     stack, other = _on_ranks_there_are(stack, latest) if restarted else (stack, None)
     settings = stack.registry.train
-    checkpoints = _checkpoints(stack, samples_of_step(latest))
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)
     watchdog.mark("the data", starting=True)
     tables = stack.prepare()
     with naming_version(saved):
-        check_pins(settings.run, tables, files_of_steps(stack.registry))
+        same = check_pins(settings.run, tables, files_of_steps(stack.registry))
+    places = stack.registry.one("dataset").places if same else ()
+    checkpoints = _checkpoints(stack, samples_of_step(latest), places)
     with closing(stack.loader(dist.get_rank(), dist.get_world_size())) as loader:
         watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)
@@ -136,6 +138,8 @@ def _resumed(
         for one in lost:
             report.say(f"a damaged checkpoint is passed over: {one}")
         for line in _resumed_in_words(reached, other, restarted, settings.run):
+            report.say(line)
+        for line in new_places(saved["registry"], stack.registry.source.values, places):
             report.say(line)
         positions = Positions(loader, settings.steps - reached.step)
         loop = Loop(stack, job, checkpoints, report, positions, watchdog, reached, callbacks)
@@ -176,13 +180,17 @@ def _resumed_in_words(
         yield f"the checkpoint's {listed(reached.no_taker)} have no taker now"
 
 
-def _checkpoints(stack: Stack, samples_of_step: int | None) -> Checkpoints:
+def _checkpoints(
+    stack: Stack, samples_of_step: int | None, places: Sequence[str] = ()
+) -> Checkpoints:
+    """The run's checkpoints; of the dataset's options, a resumed job may change those that say in
+    what `places` the same files lie."""
     settings = stack.registry.train
     return Checkpoints(
         settings.run / "checkpoints",
         keep=settings.keep_checkpoints,
         registry=stack.registry.source.values,
-        free=stack.registry.one("dataset").free,
+        free=(*stack.registry.one("dataset").free, *places),
         code=code_of(stack.registry),
         samples_of_step=samples_of_step,
     )

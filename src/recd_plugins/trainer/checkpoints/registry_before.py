@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ __all__ = [
     "check_registry",
     "have_same_end",
     "have_same_planner",
+    "new_places",
     "new_rates",
     "rates_of",
 ]
@@ -41,7 +42,8 @@ def check_registry(
     path: Path, before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]
 ) -> None:
     """`RegistryError` if the registry has changed something on which the checkpoint's state
-    depends. The dataset's options in `free` may change."""
+    depends. The dataset's options in `free` may change; those in lists have a path, as
+    `join.table`."""
     for key in SAME:
         if _decides(key, before, free) != _decides(key, now, free):
             raise RegistryError(
@@ -68,8 +70,44 @@ def _decides(key: str, registry: Mapping[str, Any], free: Collection[str]) -> An
     """The part of a key's value in a registry that may not change."""
     value = registry.get(key)
     if key == "dataset" and isinstance(value, Mapping):
-        return {name: one for name, one in value.items() if name not in free}
+        for option in free:
+            value = _without(value, option.split("."))
     return value
+
+
+def _without(value: Any, path: Sequence[str]) -> Any:
+    """The value without an option that lies in mappings, or in each mapping of a list."""
+    if isinstance(value, list | tuple):
+        return [_without(one, path) for one in value]
+    if not isinstance(value, Mapping) or path[0] not in value:
+        return value
+    others = {name: one for name, one in value.items() if name != path[0]}
+    if len(path) == 1:
+        return others
+    return {**others, path[0]: _without(value[path[0]], path[1:])}
+
+
+def new_places(
+    before: Mapping[str, Any], now: Mapping[str, Any], places: Collection[str]
+) -> Iterator[str]:
+    """The dataset's options among `places` that have changed, in words."""
+    old, new = (one.get("dataset") for one in (before, now))
+    for option in places:
+        path = option.split(".")
+        if _without(old, path) != old and (was := _at(old, path)) != (is_ := _at(new, path)):
+            yield (
+                f"dataset.{option} is {json.dumps(is_)} from here on; it was {json.dumps(was)}. "
+                "The files are the same by their digests in pins.json"
+            )
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    """The option's value, or a list of them."""
+    if not path:
+        return value
+    if isinstance(value, list | tuple):
+        return [_at(one, path) for one in value]
+    return _at(value.get(path[0]), path[1:]) if isinstance(value, Mapping) else None
 
 
 def new_rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
