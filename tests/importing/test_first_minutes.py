@@ -185,6 +185,35 @@ def test_what_init_cannot_do_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run("init", "table", "--test", "table", "--force")
 
 
+def test_an_import_without_ids_says_that_no_model_takes_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("click,price\n" + "0,1.5\n1,2.5\n" * 50)
+    asked = ["data", "import", "a.csv", "table", "--accept-doubts"]
+    made = CliRunner().invoke(app, asked)
+    assert made.exit_code == 0, made.output
+    assert "note: the table has no sparse feature, so that `recd init` finds no" in made.stderr
+    assert "next: " not in made.stdout
+
+
+def test_the_label_that_a_schema_lacks_is_looked_for_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the schema that `recd data schema` proposes for a label in texts, unmended, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("clicked,item_id\n" + "yes,1\nno,2\n" * 50)
+    run("data", "schema", "a.csv", "--out", "a.yaml")
+    for more in ([], ["--schema", "a.yaml"]):
+        result = CliRunner().invoke(app, ["data", "import", "a.csv", "table", *more])
+        assert result.exit_code == 2
+        assert (
+            "a.csv: no column is called 'label', the label of the schema. By its name 'clicked' "
+            "may be it: name it there, as `label: NAME`. If it holds texts, such as yes and no, "
+            "write 1 and 0 for them in the files first."
+        ) in result.stderr
+
+
 def test_a_table_with_a_dot_in_its_name_is_named_before_a_model_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,7 +277,8 @@ def test_clicks_without_a_label_are_told_what_to_do(tmp_path: Path) -> None:
     path = text(tmp_path / "clicks.dat", "user_id::item_id::agent\n" + "\n".join(lines) + "\n")
     told = recd("data", "import", path, tmp_path / "no", fails=2)
     assert "doubt: no column looks like a label: name it; or" in told
-    assert "no column is called 'label', the label of the schema. Name the label there; or" in told
+    assert "no column is called 'label', the label of the schema. Name the label there." in told
+    assert "user_id. Or, if each row is a click, give `--negatives 4`." in told
     recd("data", "import", path, tmp_path / "t", "--negatives", 1, "--item", "item_id")
     assert {*values_of(tmp_path / "t", "agent")} == {"", *browsers}
 

@@ -195,7 +195,7 @@ def import_(
                 form=form,
                 progress=show,
             ).run()
-    _show(table, imported, as_json)
+    _show(table, imported, as_json, has_ids=bool(asked.sparse))
 
 
 def _telling(asked: ForeignSchema, drawn: Negatives | None, found: Survey) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ def _wanted(schema: ForeignSchema | None, split: SplitBy | None, negatives: int)
     return wanted
 
 
-def _show(table: Path, imported: Imported, as_json: bool) -> None:
+def _show(table: Path, imported: Imported, as_json: bool, *, has_ids: bool) -> None:
     for note in imported.notes:
         print(f"note: {note}", file=sys.stderr)
     if as_json:
@@ -261,6 +261,8 @@ def _show(table: Path, imported: Imported, as_json: bool) -> None:
         print(f"left out: {so_many(count, 'row')} without {column}")
     if imported.resumed:
         print("an import that had been killed went on where it was")
+    if not has_ids:
+        return  # a note says what to do, since `recd init` has no model for the table
     following = shlex.join(["recd", "init", str(table)])
     test = "" if "test" in imported.tables else " --test TABLE, which names a table to test on"
     print(f"next: {following}{test}")

@@ -8,7 +8,7 @@ from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.splits import SplitBy
 
-__all__ = ["notes_of_dots", "notes_of_same_names", "notes_of_share"]
+__all__ = ["notes_of_dots", "notes_of_no_ids", "notes_of_same_names", "notes_of_share"]
 
 
 def notes_of_share(split: SplitBy, asked: ForeignSchema, rows: Mapping[str, int]) -> Iterator[str]:
@@ -19,6 +19,17 @@ def notes_of_share(split: SplitBy, asked: ForeignSchema, rows: Mapping[str, int]
         yield (
             f"{share:.1%} of the rows are for testing, not {split.share:.1%}: {name} has few "
             "values, or many rows share one, and rows of one value stay together"
+        )
+
+
+def notes_of_no_ids(schema: ForeignSchema) -> Iterator[str]:
+    """A note if the table has no sparse feature, before `recd init` refuses it."""
+    if not schema.sparse:
+        yield (
+            "the table has no sparse feature, so that `recd init` finds no model for it: every "
+            "model here embeds at least one. List its columns of ids under `sparse` of the schema "
+            "and import again; or train a model of your own, which `recd plugins new NAME --slot "
+            "model` begins"
         )
 
 

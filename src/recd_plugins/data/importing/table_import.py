@@ -34,6 +34,7 @@ from recd_plugins.data.importing.import_folder import (
 )
 from recd_plugins.data.importing.import_notes import (
     notes_of_dots,
+    notes_of_no_ids,
     notes_of_same_names,
     notes_of_share,
 )
@@ -45,6 +46,7 @@ from recd_plugins.data.importing.negatives import (
     item_columns,
     with_negatives,
 )
+from recd_plugins.data.importing.proposing.column_names import names_label
 from recd_plugins.data.importing.reading import Block, Position, mapped
 from recd_plugins.data.importing.row_split import RowSplit
 from recd_plugins.data.importing.schema_file import as_yaml
@@ -201,10 +203,18 @@ class TableImport:
         names = {*self._absent, *(name for one in self._files for name in one.columns)}
         for label in self._schema.label_columns:
             if label.name not in names:
+                known = {*self._schema.columns}
+                likely = sorted(one for one in names - known if names_label(one))
+                cure = f"Name the label there. {nearest(label.name, names)}"
+                if likely:
+                    cure = (
+                        f"By its name {' or '.join(map(repr, likely[:3]))} may be it: name it "
+                        "there, as `label: NAME`. If it holds texts, such as yes and no, write 1 "
+                        "and 0 for them in the files first."
+                    )
                 raise DataError(
                     f"{_together(self._files)}: no column is called {label.name!r}, the label of "
-                    "the schema. Name the label there; or, if each row is a click, give "
-                    f"`--negatives 4`. {nearest(label.name, names)}"
+                    f"the schema. {cure} Or, if each row is a click, give `--negatives 4`."
                 )
 
     @property
@@ -262,6 +272,7 @@ class TableImport:
         if self._split is not None:
             self._notes += notes_of_share(self._split, self._asked, rows)
         self._notes += notes_of_unknown(self._asked, self._schema, done, self._splits)
+        self._notes += notes_of_no_ids(self._schema)
         self._notes += notes_of_dots(self._schema)
         self._notes += notes_of_same_names(self._asked, self._files)
         self._folder.publish(self._schema_text(), self._progress)

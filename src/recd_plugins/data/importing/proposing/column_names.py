@@ -28,6 +28,7 @@ __all__ = [
     "is_duration",
     "is_index",
     "is_split",
+    "names_label",
     "words_of",
 ]
 
@@ -234,6 +235,12 @@ def words_of(name: str) -> list[str]:
 
 def is_called(column: ColumnSurvey, words: frozenset[str]) -> bool:
     return not words.isdisjoint([*words_of(column.name), column.name.lower()])
+
+
+def names_label(name: str) -> bool:
+    """Whether a column is called a label, which texts may be as well as numbers."""
+    words = {*words_of(name), name.lower()}
+    return not words.isdisjoint(LABEL_WORDS) and words.isdisjoint(NO_LABEL_WORDS)
 
 
 def is_duration(column: ColumnSurvey) -> bool:

@@ -22,6 +22,7 @@ from recd_plugins.data.importing.proposing.column_names import (
     UNNAMED,
     is_called,
     is_split,
+    names_label,
 )
 from recd_plugins.data.importing.proposing.time_columns import are_times
 from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
@@ -154,8 +155,7 @@ def _are_labels(column: ColumnSurvey) -> bool:
         not column.is_list
         and column.seen is not None
         and column.distinct <= 2
-        and is_called(column, LABEL_WORDS)
-        and not is_called(column, NO_LABEL_WORDS)
+        and names_label(column.name)
     )
 
 
