@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from strangers_files import write
@@ -212,6 +213,36 @@ def test_the_label_that_a_schema_lacks_is_looked_for_by_its_name(
             "may be it: name it there, as `label: NAME`. If it holds texts, such as yes and no, "
             "write 1 and 0 for them in the files first."
         ) in result.stderr
+
+
+@pytest.mark.parametrize("label", [["a", "b", "c"], [[1], [0], [1]]])
+def test_a_column_called_label_that_is_none_is_no_feature(
+    label: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema calls its label so already: it could not name a feature so too. The column's type
+    is told before values are counted, and nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+    names = [f"v{one % 50}" for one in range(300)]
+    pq.write_table(pa.table({"label": label * 100, "brand": names}), "a.parquet")
+    run("data", "schema", "a.parquet", "--out", "a.yaml")
+    assert "# - label: is called a label, but does not" in Path("a.yaml").read_text()
+    result = CliRunner().invoke(app, ["data", "import", "a.parquet", "table"])
+    assert result.exit_code == 2
+    assert "error: a.parquet: column 'label' is " in result.stderr
+    assert "counting" not in result.output
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.parquet", "a.yaml"]
+
+
+def test_an_import_that_fails_at_once_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("click,item_id\n" + "0,1\n1,2\n" * 50 + '1,"3\n' + "0,1\n" * 50)
+    run("data", "schema", "a.csv", "--out", "a.yaml")
+    result = CliRunner().invoke(app, ["data", "import", "a.csv", "table", "--schema", "a.yaml"])
+    assert result.exit_code == 2, result.output
+    assert "a.csv:102: opens a quote that is never closed" in result.stderr
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.csv", "a.yaml"]
 
 
 def test_a_table_with_a_dot_in_its_name_is_named_before_a_model_is_made(

@@ -86,6 +86,13 @@ class ImportFolder:
         self.path.mkdir(parents=True)
         write_whole_json(self.path / JOB, {"key": key, "widened": widened})
 
+    def remove_unbegun(self) -> None:
+        """Remove what an error leaves, unless something is done that the same import would go on
+        from."""
+        if not self.done() and not any(self.path.glob(f"{VOCABULARIES}/*")):
+            self._forget()
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def done(self) -> list[dict[str, Any]]:
         """The journals of the segments that are whole."""
         found: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
-from recd_plugins.data.importing.struct_fields import field_at
+from recd_plugins.data.importing.struct_fields import field_at, type_at
 from recd_plugins.data.importing.text.json_rows import json_rows
 from recd_plugins.data.importing.text.text_rows import text_rows
 from recd_plugins.data.importing.text.whole_lines import Lines, cut_lines
@@ -26,7 +26,7 @@ from recd_plugins.errors import DataError, nearest
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.storage.uri import Location, input_file
 
-__all__ = ["Block", "Position", "blocks", "damaged_group", "mapped", "opened_parquet"]
+__all__ = ["Block", "Position", "blocks", "damaged_group", "mapped", "opened_parquet", "types_of"]
 
 R = TypeVar("R")
 BATCH_ROWS = 65_536
@@ -203,6 +203,18 @@ def _parquet_blocks(
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 raise damaged_group(file, group, error) from error
+
+
+def types_of(file: ForeignFile, columns: Sequence[str]) -> dict[str, pa.DataType]:
+    """The types that `blocks` give those of these columns that a file of Parquet itself has."""
+    with input_file(file.path) as source, opened_parquet(source, file) as opened:
+        fields = opened.schema_arrow
+    found = {}
+    for name in columns:
+        if name in file.names:
+            where = file.nested.get(name, (name,))
+            found[name] = type_at(fields.field(file.roots.index(where[0])).type, where)
+    return found
 
 
 class WholeLists(pq.ParquetFile):

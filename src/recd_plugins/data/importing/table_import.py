@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.conform.rows import column_problems, conform
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import (
     Counted,
@@ -47,7 +47,7 @@ from recd_plugins.data.importing.negatives import (
     with_negatives,
 )
 from recd_plugins.data.importing.proposing.column_names import names_label
-from recd_plugins.data.importing.reading import Block, Position, mapped
+from recd_plugins.data.importing.reading import Block, Position, mapped, types_of
 from recd_plugins.data.importing.row_split import RowSplit
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
@@ -149,8 +149,9 @@ class TableImport:
             try:
                 imported = self._run()
                 break
-            except Misfit as error:
-                if not self._widen(error):
+            except DataError as error:
+                if not (isinstance(error, Misfit) and self._widen(error)):
+                    self._folder.remove_unbegun()
                     raise
                 errors.setdefault(error.column, []).append(str(error))
                 self._folder.begin_anew(key, errors)
@@ -193,6 +194,7 @@ class TableImport:
             if problem:
                 raise Spot(_together(self._files), name).error(*problem)
         self._check_labels()
+        self._check_types()
         self._vocabularies.check_files()
         for error in absent_errors(self._absent, self._files, self._schema, self._read_as.types):
             raise error
@@ -216,6 +218,17 @@ class TableImport:
                     f"{_together(self._files)}: no column is called {label.name!r}, the label of "
                     f"the schema. {cure} Or, if each row is a click, give `--negatives 4`."
                 )
+
+    def _check_types(self) -> None:
+        """Raises `DataError` for a column of the first file whose type does not fit its part of the
+        schema, before values are counted for hours. Text and lines of JSON have no types."""
+        file = self._files[0]
+        if file.format != "parquet":
+            return
+        arrow = pa.schema(list(types_of(file, self._columns).items()))
+        for name, what, cure in column_problems(arrow, self._schema):
+            if name in arrow.names:
+                raise Spot(str(file.path), name).error(what, cure)
 
     @property
     def _made(self) -> Schema:

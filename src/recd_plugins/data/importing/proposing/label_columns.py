@@ -35,6 +35,7 @@ __all__ = [
     "label_entry",
     "labels_among",
     "unless_grades",
+    "unless_label",
     "without_label",
 ]
 
@@ -47,6 +48,8 @@ SESSIONS = (
     "(docs/own-data.md has the lines)"
 )
 MOST_EVENTS = 20
+DEFAULT = "label"
+"""The label of a schema in which no column looks like one."""
 
 
 def labels_among(columns: Sequence[ColumnSurvey]) -> list[ColumnSurvey]:
@@ -176,6 +179,17 @@ def without_label(entries: Sequence[ColumnEntry]) -> str:
     may_be = f". {' or '.join(grades[:3])} may be grades" if grades else ""
     whole = any(are_times(one.column) for one in entries)
     return f"{NO_LABEL}{may_be}{SESSIONS if whole else ''}"
+
+
+def unless_label(entry: ColumnEntry) -> ColumnEntry:
+    """The entry of a feature, left out if it is called `label` and cannot be one as it is: it would
+    tell the answer, and the schema has that name for the label already."""
+    if entry.part not in ("dense", "sparse") or entry.column.name != DEFAULT:
+        return entry
+    return omitted(
+        entry.column, "is called a label, but does not hold one number a row: write one there, as "
+        "1 for yes and 0 for no; or give it another name, if it is known before the answer"
+    )  # fmt: skip
 
 
 def unless_grades(entry: ColumnEntry) -> ColumnEntry:

@@ -32,6 +32,7 @@ from recd_plugins.data.importing.proposing.label_columns import (
     label_entry,
     labels_among,
     unless_grades,
+    unless_label,
     without_label,
 )
 from recd_plugins.data.importing.proposing.leaks import unless_leak
@@ -136,7 +137,7 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             )
     entries = [unless_leak(one, entries, survey) for one in entries]
     if not labels:
-        entries = [unless_grades(one) for one in entries]
+        entries = [unless_grades(unless_label(one)) for one in entries]
     entries = [unless_weights(one, entries) for one in entries]
     share_tables(entries)
     return entries
