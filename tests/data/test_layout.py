@@ -187,14 +187,23 @@ VALUES = st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 3), max
 
 @given(rows=st.lists(VALUES, max_size=6), skipped=st.integers(0, 2))
 def test_flattened_maps_have_each_keys_item(rows: list[dict[str, list[int]]], skipped: int) -> None:
-    lists = maps(rows, pa.string(), LISTS).slice(skipped)
-    made = flattened(lists, ["c", "a", "none"])
-    assert [one.to_pylist() for one in made] == [
-        [row.get(key, []) for row in rows[skipped:]] for key in ("c", "a", "none")
-    ]
+    for kind in (LISTS, pa.large_list(pa.int64())):
+        lists = maps(rows, pa.large_string(), kind).slice(skipped)
+        made = flattened(lists, ["c", "a", "none"])
+        assert [one.to_pylist() for one in made] == [
+            [row.get(key, []) for row in rows[skipped:]] for key in ("c", "a", "none")
+        ]
+        assert {one.type for one in made} == {kind}
     sums = [{key: float(sum(ids)) for key, ids in row.items()} for row in rows]
     (floats,) = flattened(maps(sums, pa.string(), pa.float64()).slice(skipped), ["b"])
     assert floats.to_pylist() == [row.get("b") for row in sums[skipped:]]
+
+
+def test_a_table_without_rows_keeps_its_columns(tmp_path: Path) -> None:
+    made = pa.table({"label": pa.array([], pa.float32()), "m": maps([], pa.large_string(), LISTS)})
+    pq.write_table(made, tmp_path / "none.parquet")
+    assert rewrite(tmp_path / "none.parquet", tmp_path / "r", RewriteConfig(flatten=("m",))) == 0
+    assert pq.read_table(tmp_path / "r").schema.equals(made.select(["label"]).schema)
 
 
 def test_what_cannot_be_rewritten_is_named(tmp_path: Path) -> None:

@@ -113,9 +113,10 @@ def _write_files(
         _note_keys(part, facts, footers, config, keys)
     rows_per_file = config.rows_per_stripe * config.stripes_per_file
     written = done * rows_per_file
-    for number, chunks in enumerate(
-        _cut(_rows(facts, footers, arrow, written), rows_per_file), done
-    ):
+    rows = _rows(facts, footers, arrow, written)
+    if not (total or done):  # a file without rows still says which columns there are
+        rows = iter([arrow.empty_table()])
+    for number, chunks in enumerate(_cut(rows, rows_per_file), done):
         name = f"part-{number:05}.parquet"
         if isinstance(part, Uri):
             written += _write(part / name, chunks, arrow, keys, config)
@@ -228,8 +229,9 @@ def _check_maps(arrow: pa.Schema, config: RewriteConfig) -> None:
         if name not in arrow.names:
             raise DataError(f"no column {name!r} to flatten; {nearest(name, arrow.names)}")
         kind = arrow.field(name).type
-        if not pa.types.is_map(kind) or not (
-            pa.types.is_integer(kind.key_type) or pa.types.is_string(kind.key_type)
+        if not pa.types.is_map(kind) or not any(
+            fits(kind.key_type)
+            for fits in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
         ):
             raise DataError(
                 f"column {name!r} is {kind}, but only a map from integers or texts can be "
@@ -281,7 +283,9 @@ def flattened(column: pa.MapArray, keys: Sequence[str]) -> list[pa.Array]:
     order = np.argsort(codes, kind="stable")
     ends = np.bincount(codes, minlength=len(encoded.dictionary)).cumsum()
     code_of = {key: code for code, key in enumerate(encoded.dictionary.to_pylist())}
-    lists = pa.types.is_list(items.type)
+    large = pa.types.is_large_list(items.type)
+    lists = large or pa.types.is_list(items.type)
+    made_lists = pa.LargeListArray if large else pa.ListArray
     made = []
     for key in keys:
         code = code_of.get(key)
@@ -292,8 +296,8 @@ def flattened(column: pa.MapArray, keys: Sequence[str]) -> list[pa.Array]:
             np.add.at(
                 lengths, rows[places] + 1, pc.list_value_length(taken).fill_null(0).to_numpy()
             )
-            bounds = pa.array(lengths.cumsum(), pa.int32())
-            made.append(pa.ListArray.from_arrays(bounds, taken.flatten(), type=items.type))
+            bounds = pa.array(lengths.cumsum(), pa.int64() if large else pa.int32())
+            made.append(made_lists.from_arrays(bounds, taken.flatten(), type=items.type))
         else:
             at = np.full(len(column), -1, np.int64)
             at[rows[places]] = np.arange(len(places))
@@ -406,7 +410,7 @@ def _write(
                     write_page_checksum=True,
                 )
             made = leaving_out.stripe(made.cast(made_schema))
-            writer.write_table(made, row_group_size=made.num_rows)
+            writer.write_table(made, row_group_size=max(1, made.num_rows))
             rows += made.num_rows
     finally:
         if writer is not None:
