@@ -221,6 +221,12 @@ def test_rows_with_more_ids_than_those_that_were_tried_are_told(here: Path) -> N
     result = tune(here, *asked, "--steps=100", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["heaviest"] is None
+    registry["plugins"] = ["./hungry.py", "recd_dsi"]
+    registry["preprocess"] = [{"use": "first_x", "features": "seen", "n": 30}]
+    (here / "uneven.yaml").write_text(json.dumps(registry))
+    result = tune(here, *asked)  # the ids behind `preprocess` count
+    assert result.code == 0, result.err
+    assert f"but those of {where}, row group 7 have 30.0: batches of these would" in result.out
 
 
 def test_a_trial_that_fails_otherwise_is_an_error(here: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,10 @@ from recd_plugins.cli.loaded import ready, server_of_ranks
 from recd_plugins.cli.options import REGISTRY, AsJson, Debug, Overrides, RegistryFile
 from recd_plugins.cli.reported import reported, reported_trial
 from recd_plugins.cli.tune_loss import loss
-from recd_plugins.errors import so_many
+from recd_plugins.errors import RecdError, so_many
 
 if TYPE_CHECKING:
+    from recd_plugins.data.stripes import Stripe
     from recd_plugins.launch.rank_server import RankServer
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.tuning.trials import Search, Trial
@@ -164,17 +165,21 @@ def _available(stack: Stack) -> float:
 
 def _heaviest(stack: Stack, plain: Search, steps: int) -> dict[str, Any] | None:
     """Rows of which batches need more memory than those that were tried; None if there are none, if
-    all rows were tried, or if it is not known: `preprocess` may change the ids of samples."""
+    all rows were tried, or if it is not known."""
     from recd_plugins.data.heaviest import heaviest_stripe
 
     best = plain.best
-    if best is None or best.ids_per_sample is None or stack.registry.chosen("preprocess"):
+    if best is None or best.ids_per_sample is None:
         return None
     train = stack.tables_read.train
     epoch = -(-train.num_rows // (best.batch_size * stack.registry.train.ranks))
     if steps >= epoch:
         return None
-    found = heaviest_stripe(train)
+    changed = stack.registry.chosen("preprocess")
+    try:
+        found = heaviest_stripe(train, _ids_behind_preprocess(stack) if changed else None)
+    except RecdError:  # the trials did train: what was found of them is told anyway
+        return None
     if found.ids_per_row <= MORE * best.ids_per_sample:
         return None
     return {
@@ -183,6 +188,20 @@ def _heaviest(stack: Stack, plain: Search, steps: int) -> dict[str, Any] | None:
         "tried_ids_per_sample": best.ids_per_sample,
         "steps_of_epoch": epoch,
     }
+
+
+def _ids_behind_preprocess(stack: Stack) -> Callable[[Stripe], int]:
+    """Counts the ids of a stripe's rows as the model gets them."""
+    from recd_plugins.data.decoded import batch_of
+
+    train = stack.prepare().train
+    transform = stack.program().transform(train.schema)
+
+    def count(stripe: Stripe) -> int:
+        features = transform(batch_of(train.read(stripe), train.schema, str(stripe))).features
+        return sum(features[name].values().numel() for name in stack.schema.sparse_names)
+
+    return count
 
 
 def _found(

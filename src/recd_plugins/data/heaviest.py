@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -24,14 +25,17 @@ class Heaviest:
     ids_per_row: float
 
 
-def heaviest_stripe(table: Table) -> Heaviest:
+def heaviest_stripe(table: Table, ids_of: Callable[[Stripe], int] | None = None) -> Heaviest:
     """The stripe whose rows have the most ids by the footers. It is read, so that ids are counted
     as batches have them: without the values that stand for nulls, with the lists that its file
-    leaves out."""
+    leaves out; or as `ids_of` counts them, such as behind transforms."""
     held = _numbers_held(table)
     stripe = max(table.stripes, key=lambda one: held.get((one.file, one.group), 0.0))
-    lists = table.read(stripe, table.schema.sparse_names).columns
-    ids = sum(pc.sum(pc.list_value_length(one)).as_py() or 0 for one in lists)
+    if ids_of is None:
+        lists = table.read(stripe, table.schema.sparse_names).columns
+        ids = sum(pc.sum(pc.list_value_length(one)).as_py() or 0 for one in lists)
+    else:
+        ids = ids_of(stripe)
     return Heaviest(stripe=stripe, ids_per_row=ids / max(1, stripe.num_rows))
 
 
