@@ -16,6 +16,7 @@ from recd_plugins.data.parquet import lists as parquet_lists
 from recd_plugins.data.parquet.coalesced_reads import FetchedFile
 from recd_plugins.data.parquet.opened_file import opened
 from recd_plugins.data.parquet.page_bytes import crc32
+from recd_plugins.data.parquet.pages import OtherPages, pages_of
 
 ROWS = 3_000
 
@@ -263,6 +264,29 @@ def test_damage_is_found_as_arrow_finds_it(
         else:
             raised += 1
     assert raised > 0
+
+
+OF_DATA = "15 02 15 00 15 06 15 06 00"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"15 00 15 02 15 02 2c 1c 15 02 00 {OF_DATA[6:]} 00",
+        "15 00 15 02 15 02 25 00 00",
+        f"1c 15 00 00 15 02 15 02 2c {OF_DATA} 00",
+        f"15 00 1c 15 02 00 15 02 2c {OF_DATA} 00",
+    ],
+    ids=["count", "facts", "type", "size"],
+)
+def test_a_header_with_a_number_and_a_struct_exchanged_is_left_to_arrow(
+    header: str,
+) -> None:
+    """As by one bit that flipped."""
+    whole = bytes.fromhex(f"15 00 15 02 15 02 2c {OF_DATA} 00") + b"x"
+    assert [page.num_values for page in pages_of(memoryview(whole), 9)] == [1]
+    with pytest.raises(OtherPages):
+        pages_of(memoryview(bytes.fromhex(header) + b"x"), 9)
 
 
 def _read(file: pq.ParquetFile) -> pa.Table | Exception:

@@ -63,7 +63,7 @@ def pages_of(column: memoryview, most: int) -> list[ColumnPage]:
     `OtherPages` for all that is not familiar."""
     try:
         return list(_pages(column, most))
-    except (IndexError, KeyError) as error:
+    except (IndexError, KeyError, TypeError) as error:  # a damaged field may be of another type
         raise OtherPages(str(error)) from error
 
 
@@ -93,7 +93,8 @@ def _pages(column: memoryview, most: int) -> Iterator[ColumnPage]:
             raise OtherPages("a page that is longer than its column")
         is_dictionary = header[TYPE] == DICTIONARY
         facts = header[OF_DICTIONARY if is_dictionary else OF_DATA]
-        if header[TYPE] not in (DATA, DICTIONARY) or not _is_familiar(facts, is_dictionary):
+        known = isinstance(facts[COUNT], int) and _is_familiar(facts, is_dictionary)
+        if header[TYPE] not in (DATA, DICTIONARY) or not known:
             raise OtherPages("another type of page, or other encodings")
         yield ColumnPage(
             is_dictionary,
