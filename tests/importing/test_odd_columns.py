@@ -14,6 +14,8 @@ from imported_tables import recd, rows_both_ways, rows_of, schema_file
 from strangers_files import text
 
 from recd_plugins.data.importing.column_types import ColumnTypes
+from recd_plugins.data.importing.proposing import feature_columns
+from recd_plugins.data.importing.proposing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
@@ -120,3 +122,23 @@ def test_nulls_among_folders_and_what_lies_beside_files(tmp_path: Path) -> None:
     assert [row["day"] for row in rows] == [[1]] * ROWS + [[]] * ROWS
     assert [row["item"] for row in rows] == [[one] for one in IDS] * 2
     assert [row["clicked"] for row in rows] == LABEL.to_pylist() * 2
+
+
+def test_each_of_many_columns_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is compared with all others, so that thousands of columns take seconds, not hours."""
+    path, many = tmp_path / "wide.parquet", 300
+    rows = {f"item_{one}_id": [row * one % 7 for row in range(50)] for one in range(1, many)}
+    pq.write_table(pa.table({"click": [0, 1] * 25, **rows}), path)
+    made = 0
+
+    class Counted(feature_columns.SparseFeature):
+        def __post_init__(self) -> None:
+            nonlocal made
+            made += 1
+
+    monkeypatch.setattr(feature_columns, "SparseFeature", Counted)
+    found = survey(foreign_files([path]))
+    assert len(propose(found).schema["sparse"]) > many // 2
+    assert made <= many

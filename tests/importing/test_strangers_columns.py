@@ -435,10 +435,11 @@ def test_a_vocabulary_of_what_is_no_id_is_refused(tmp_path: Path, kind: pa.DataT
     pq.write_table(pa.table({"clicked": flags(days), "day": days}), path)
     feature = {"name": "day", "num_ids": 100, "ids": "vocabulary"}
     file = schema_file({"label": "clicked", "sparse": [feature]}, tmp_path / "t")
-    told = f"column 'day' holds {kind}, but ids are integers or texts"
     done = called("data", "import", path, tmp_path / "t", "--schema", file, fails=2)
+    told = f"column 'day' is {kind}, but ids are integers or texts"
     assert told in " ".join(done.split())
     done = called("data", "vocabulary", path, "--column", "day", "--save", tmp_path / "v", fails=2)
+    told = f"column 'day' holds {kind}, but ids are integers or texts"
     assert told in " ".join(done.split())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from recd_plugins.data.importing.surveying.filled_lists import LARGEST
 from recd_plugins.data.importing.surveying.survey import Survey
 from recd_plugins.data.schema import SparseFeature
 
-__all__ = ["feature_entry", "share_tables", "unless_weights"]
+__all__ = ["feature_entry", "names_of_weights", "share_tables", "unless_weights"]
 
 AMOUNT = r"^\s*[-+]?(\d*\.\d+|\p{Sc}\s?[-+]?\d[\d.,]*|\d[\d.,]*\s?(\p{Sc}|%))\s*$"
 """As $12.50, 12,50 \u20ac, 3.5% or 3.5."""
@@ -375,16 +375,19 @@ def _rounded(number: float) -> int:
     return math.ceil(number / unit) * unit
 
 
-def unless_weights(entry: ColumnEntry, entries: Sequence[ColumnEntry]) -> ColumnEntry:
-    """The entry, unless the weights of a scored feature have its column's name in a table."""
-    if entry.part not in ("session", "time", "out"):  # for these a table finds another name
-        for one in entries_of(entries, "sparse"):
-            name = one.column.name
-            weights = SparseFeature(name=name, num_ids=1).weights_name
-            if one.value.get("scored") and weights == entry.column.name:
-                why = f"a table has the weights of {name!r} under this name: rename one of the two"
-                return omitted(entry.column, why)
-    return entry
+def names_of_weights(entries: Sequence[ColumnEntry]) -> dict[str, str]:
+    """The columns with the weights of scored features in a table, each with its feature."""
+    scored = [one.column.name for one in entries_of(entries, "sparse") if one.value.get("scored")]
+    return {SparseFeature(name=name, num_ids=1).weights_name: name for name in scored}
+
+
+def unless_weights(entry: ColumnEntry, weights: Mapping[str, str]) -> ColumnEntry:
+    """The entry, unless `names_of_weights` has its column's name."""
+    feature = weights.get(entry.column.name)
+    if feature is None or entry.part in ("session", "time", "out"):  # a table finds another name
+        return entry
+    why = f"a table has the weights of {feature!r} under this name: rename one of the two"
+    return omitted(entry.column, why)
 
 
 def share_tables(entries: Sequence[ColumnEntry]) -> None:
@@ -411,12 +414,16 @@ def share_tables(entries: Sequence[ColumnEntry]) -> None:
                 f"its elements are values of {other.column.name!r}, so both share a table: is it a "
                 "history of it?"
             )
+    tables: dict[str, list[ColumnEntry]] = {}
     for entry in sparse:  # a table may have several histories
-        table = entry.value.get("table", entry.column.name)
-        alike = [one for one in sparse if one.value.get("table", one.column.name) == table]
-        entry.value["num_ids"] = max(one.value["num_ids"] for one in alike)
-        if any(one.value.get("ids") != entry.value.get("ids") for one in alike):
-            entry.value["ids"] = "vocabulary"
+        tables.setdefault(entry.value.get("table", entry.column.name), []).append(entry)
+    for alike in tables.values():
+        most = max(one.value["num_ids"] for one in alike)
+        differ = len({one.value.get("ids") for one in alike}) > 1
+        for one in alike:
+            one.value["num_ids"] = most
+            if differ:
+                one.value["ids"] = "vocabulary"
 
 
 def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:

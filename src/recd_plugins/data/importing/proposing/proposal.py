@@ -24,6 +24,7 @@ from recd_plugins.data.importing.proposing.column_names import (
 )
 from recd_plugins.data.importing.proposing.feature_columns import (
     feature_entry,
+    names_of_weights,
     share_tables,
     unless_weights,
 )
@@ -138,7 +139,8 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
     entries = [unless_leak(one, entries, survey) for one in entries]
     if not labels:
         entries = [unless_grades(unless_label(one)) for one in entries]
-    entries = [unless_weights(one, entries) for one in entries]
+    weights = names_of_weights(entries)
+    entries = [unless_weights(one, weights) for one in entries]
     share_tables(entries)
     return entries
 

@@ -74,7 +74,8 @@ class _SampledRows(NamedTuple):
     """Whether they are lines that have a key which came late, of which it has those keys alone."""
 
     def __contains__(self, name: object) -> bool:
-        return name in self.rows.column_names
+        # Tables look names up one by one; `column_names` would be a list of all.
+        return bool(self.rows.schema.get_all_field_indices(name))
 
     def column(self, name: str) -> pa.Table:
         return pa.table({name: self.rows[name] if name in self else pa.nulls(self.rows.num_rows)})
