@@ -14,7 +14,8 @@ from imported_tables import recd, rows_both_ways, rows_of, schema_file
 from strangers_files import text
 
 from recd_plugins.data.importing.column_types import ColumnTypes
-from recd_plugins.data.importing.proposing import feature_columns
+from recd_plugins.data.importing.proposing import feature_columns, leaks
+from recd_plugins.data.importing.proposing.label_columns import answer_in
 from recd_plugins.data.importing.proposing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
 from recd_plugins.data.importing.surveying.survey import survey
@@ -130,15 +131,23 @@ def test_each_of_many_columns_is_looked_at_once(
     """None is compared with all others, so that thousands of columns take seconds, not hours."""
     path, many = tmp_path / "wide.parquet", 300
     rows = {f"item_{one}_id": [row * one % 7 for row in range(50)] for one in range(1, many)}
+    rows |= {f"empty_{one}": [None] * 50 for one in range(many)}  # these are left out
     pq.write_table(pa.table({"click": [0, 1] * 25, **rows}), path)
-    made = 0
+    made = asked = 0
 
     class Counted(feature_columns.SparseFeature):
         def __post_init__(self) -> None:
             nonlocal made
             made += 1
 
+    def counted(column: Any) -> str:
+        nonlocal asked
+        asked += 1
+        return answer_in(column)
+
     monkeypatch.setattr(feature_columns, "SparseFeature", Counted)
+    monkeypatch.setattr(leaks, "answer_in", counted)
     found = survey(foreign_files([path]))
     assert len(propose(found).schema["sparse"]) > many // 2
     assert made <= many
+    assert asked <= 2 * many

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -170,15 +171,14 @@ def _parquet_blocks(
 ) -> Iterator[Block]:
     columns = _own_columns(file, columns)
     wheres = [file.nested.get(name, (name,)) for name in columns]
-    indices = [file.roots.index(where[0]) for where in wheres]
+    at = {name: index for index, name in enumerate(file.roots)}
+    indices = [at[where[0]] for where in wheres]
     with input_file(file.path) as source, opened_parquet(source, file) as opened:
         groups, row = opened.num_row_groups, start.row
         paths = opened.schema_arrow.names
         # If columns share a name, Arrow reads all of them or none, so each is found by its place.
         named = [paths[index] for index in indices]
-        places = [
-            sum(1 for other in range(index) if paths[other] == paths[index]) for index in indices
-        ]
+        places = _places_among_same(paths)
         for group in range(start.at, groups):
             try:
                 left = opened.metadata.row_group(group).num_rows
@@ -186,9 +186,11 @@ def _parquet_blocks(
                     BATCH_ROWS, row_groups=[group], columns=list(dict.fromkeys(named))
                 )
                 for batch in batches:
+                    names = batch.schema.names
+                    read = dict(zip(zip(names, _places_among_same(names), strict=True), count()))
                     found = [
-                        field_at(batch.column(_all_named(batch.schema.names, name)[place]), where)
-                        for name, place, where in zip(named, places, wheres, strict=True)
+                        field_at(batch.column(read[paths[index], places[index]]), where)
+                        for index, where in zip(indices, wheres, strict=True)
                     ]
                     left -= batch.num_rows
                     yield Block(
@@ -251,5 +253,11 @@ def damaged_group(file: ForeignFile, group: int, error: Exception) -> DataError:
     )
 
 
-def _all_named(names: Sequence[str], name: str) -> list[int]:
-    return [index for index, other in enumerate(names) if other == name]
+def _places_among_same(names: Sequence[str]) -> list[int]:
+    """How many columns before each have its name."""
+    seen: Counter[str] = Counter()
+    places = []
+    for name in names:
+        places.append(seen[name])
+        seen[name] += 1
+    return places

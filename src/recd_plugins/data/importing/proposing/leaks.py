@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.values import is_list
-from recd_plugins.data.importing.proposing.column_entry import ColumnEntry, entries_of, omitted
+from recd_plugins.data.importing.proposing.column_entry import ColumnEntry, omitted
 from recd_plugins.data.importing.proposing.column_names import (
     AFTER_FLAGS,
     BEFORE_WORDS,
@@ -33,19 +33,29 @@ CHANCE = 1e-6
 """The chance, if labels had nothing to do with it, below which values stand beside one alone."""
 
 
-def unless_leak(entry: ColumnEntry, entries: Sequence[ColumnEntry], survey: Survey) -> ColumnEntry:
-    """The entry of a feature, left out if it is measured after the answer or tells it."""
+def answers_left_out(entries: Sequence[ColumnEntry]) -> list[ColumnSurvey]:
+    """The columns that are left out because they are the answer in texts."""
+    return [one.column for one in entries if one.part == "out" and answer_in(one.column)]
+
+
+def unless_leak(
+    entry: ColumnEntry,
+    label: ColumnEntry | None,
+    left_out: Sequence[ColumnSurvey],
+    survey: Survey,
+) -> ColumnEntry:
+    """The entry of a feature, left out if it is measured after the answer or tells it; `left_out`
+    are the answers in texts."""
     column = entry.column
     if entry.part not in ("dense", "sparse"):
         return entry
-    label = next(entries_of(entries, "label"), None)
     if label is not None and _is_after(column):
         return omitted(
             column, "is measured after the answer, by its name, which as a feature would tell it: "
             "name it under `dense` if it is known before"
         )  # fmt: skip
     rows = survey.sample.get(column.name)
-    answers = [one.column for one in entries if one.part == "out" and answer_in(one.column)]
+    answers = [*left_out]
     if label is not None and label.column.two_valued:
         answers.insert(0, label.column)
         labels = survey.sample.get(label.column.name)

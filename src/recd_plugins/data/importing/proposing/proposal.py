@@ -36,7 +36,7 @@ from recd_plugins.data.importing.proposing.label_columns import (
     unless_label,
     without_label,
 )
-from recd_plugins.data.importing.proposing.leaks import unless_leak
+from recd_plugins.data.importing.proposing.leaks import answers_left_out, unless_leak
 from recd_plugins.data.importing.proposing.time_columns import time_among, time_entry
 from recd_plugins.data.importing.schema_file import options_of_form
 from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
@@ -136,7 +136,8 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
                 f"{empty_share(column)} of its rows are empty, and would be left out: write null "
                 "in its place, or say under `nulls` what stands for its nulls"
             )
-    entries = [unless_leak(one, entries, survey) for one in entries]
+    label, answers = next(entries_of(entries, "label"), None), answers_left_out(entries)
+    entries = [unless_leak(one, label, answers, survey) for one in entries]
     if not labels:
         entries = [unless_grades(unless_label(one)) for one in entries]
     weights = names_of_weights(entries)
