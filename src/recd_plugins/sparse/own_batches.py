@@ -164,8 +164,10 @@ def replaced(batch: Any, old: Any, new: Any) -> Any:
     made = _changed(batch, lambda part: new if part is old else part, DEEPEST)
     if made is batch:
         raise DataError(
-            f"features: what it returns is not in the {type(batch).__name__} itself, so it cannot "
-            "be replaced. Let it return the KeyedJaggedTensor that the batch holds."
+            f"features: what it returns is not in the {type(batch).__name__} itself, so nothing "
+            "can take its place there. Let it return the KeyedJaggedTensor that the batch holds; "
+            "if the model makes one of the batch's tensors, make it in the collate function, put "
+            "it into the batch, and have the model look up that one."
         )
     return made
 
