@@ -462,7 +462,7 @@ def test_which_kjt_is_meant() -> None:
     with pytest.raises(DataError, match="returns a Tensor for a Pair"):
         features_of(Pair(kjt, torch.zeros(1)), lambda batch: batch.labels)
     made = stack_of().converting(features=lambda batch: from_lists(LISTS))
-    with pytest.raises(DataError, match="itself, so nothing can take its place.*collate"):
+    with pytest.raises(DataError, match=r"itself, so nothing can take its place.*collate"):
         made(Pair(kjt, torch.zeros(1)))
 
 

@@ -40,6 +40,9 @@ class BesidePlain:
     for."""
     named: frozenset[str]
     """The trainer's tables for which it names an optimizer."""
+    either_way: frozenset[str]
+    """The tables whose optimizer steps them however they are sharded, as that of a fused
+    collection does: there is nothing to say of them."""
     small: tuple[str, ...]
     """The trainer's tables without a named optimizer that have no more rows than a batch has
     samples, or may have: TorchRec may make them data-parallel."""
@@ -52,12 +55,15 @@ class BesidePlain:
             name: kind
             for name, kind in self.plain().items()
             if (kind == DATA_PARALLEL) != (self.kinds.get(name) == DATA_PARALLEL)
+            and name not in self.either_way
         }
         differ = [name for name in plain if name not in self.named]
         small = [
             name
             for name in self.small
-            if name not in plain and self.kinds.get(name) != DATA_PARALLEL
+            if name not in plain
+            and name not in self.either_way
+            and self.kinds.get(name) != DATA_PARALLEL
         ]
         return [
             *self._named_sharded(

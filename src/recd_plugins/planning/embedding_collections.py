@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-__all__ = ["embedding_collections", "has_sequences"]
+__all__ = ["embedding_collections", "fused_collections", "has_sequences"]
 
 
 def embedding_collections(
@@ -30,3 +30,21 @@ def has_sequences(model: nn.Module) -> bool:
     from torchrec.modules.embedding_modules import EmbeddingCollection
 
     return any(isinstance(one, EmbeddingCollection) for _, one, _ in embedding_collections(model))
+
+
+def fused_collections(
+    model: nn.Module,
+) -> Iterator[tuple[nn.Module, Sequence[BaseEmbeddingConfig]]]:
+    """Each collection in the model that holds its tables' optimizer itself, as TorchRec's
+    `fuse_embedding_optimizer` makes them, and its tables; `embedding_collections` has none of
+    these. Its optimizer steps its tables however they are sharded."""
+    from torchrec.modules.fused_embedding_modules import (
+        FusedEmbeddingBagCollection,
+        FusedEmbeddingCollection,
+    )
+
+    for module in model.modules():
+        if isinstance(module, FusedEmbeddingBagCollection):
+            yield module, module.embedding_bag_configs()
+        elif isinstance(module, FusedEmbeddingCollection):
+            yield module, module.embedding_configs()

@@ -75,7 +75,7 @@ def model_tables(
     """The tables that a name or glob of `chosen` fits, by name; without pooled ones unless
     `pooled`.
 
-    `where` opens the error if one fits none.
+    `where` opens the error if one fits none of the tables that there are.
     """
     from torchrec.modules.embedding_configs import EmbeddingBagConfig, data_type_to_dtype
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -109,8 +109,9 @@ def model_tables(
                 if bags
                 else 0,
             )
-    kind = "table" if pooled else "table of sequences"
-    check_patterns(chosen, found, kind=kind, where=where)
+    if any(embedding_collections(model)):
+        kind = "table" if pooled else "table of sequences"
+        check_patterns(chosen, found, kind=kind, where=where)
     return {name: found[name] for name in matching(chosen, found)}
 
 

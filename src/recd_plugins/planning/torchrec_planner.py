@@ -20,6 +20,7 @@ from recd_plugins.planning.beside_plain import (
     sharding_types,
 )
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
+from recd_plugins.planning.embedding_collections import fused_collections
 from recd_plugins.planning.given_constraints import carry_given, check_offered, with_given
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
 from recd_plugins.planning.machines import as_launched, finds_these_nodes
@@ -223,6 +224,9 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             kinds=kinds,
             plain=self._plain_kinds(model, ranks, fused, kinds, named, seen),
             named=named,
+            either_way=frozenset(
+                config.name for _, configs in fused_collections(model) for config in configs
+            ),
             small=self._small,
         )
         return copied(plan)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import listed, so_many
 from recd_plugins.notices import Missed, Notice, Unused
+from recd_plugins.planning.embedding_collections import fused_collections
 from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.sharders import sharded_modules
 
@@ -119,8 +120,16 @@ class LeftTables:
             f"profile: `stack.plan(model, profile=path)`, or `{options_in}.profile`.",
         )
 
-    def no_collections(self) -> Unused:
-        """The model has no tables."""
+    def no_collections(self, model: nn.Module) -> Unused:
+        """The model has no tables that could be planned."""
+        if fused := {type(one).__name__ for one, _ in fused_collections(model)}:
+            return Unused(
+                what=self._what,
+                why=f"all tables of the model are in {' and '.join(sorted(fused))}, which "
+                "TorchRec plans and trains by itself",
+                cure="Leave TorchRec's `fuse_embedding_optimizer` out, and name the tables' "
+                f"optimizer by `apply_optimizer_in_backward(...)`; or take {self._all} out.",
+            )
         return Unused(
             what=self._what,
             why="the model has no EmbeddingCollection or EmbeddingBagCollection",

@@ -341,7 +341,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return None if known else self._left.no_batches(self.options_in)
         every, chosen = model_tables(model), self.tables(model)
         if not every:
-            return self._left.no_collections()
+            return self._left.no_collections(model)
         if self._left.why:
             return self._left.all_left()
         return self._left.constrained(chosen) if chosen else self.no_tables(every)
