@@ -200,7 +200,9 @@ def test_a_trainers_data_parallel_tables_are_left_alone(caplog: pytest.LogCaptur
             for one in map(str, made.notices())
             if "names an optimizer of" in one and "few" in one
         ]
-        assert len(said) == (kind == "table_wise" and not constraints)
+        assert len(said) == (kind != "data_parallel" and not constraints)
+        in_tiers = ["those with replicas too" in one for one in said]
+        assert in_tiers == [kind == "row_wise"] * len(said)
         tiers = made.tier_plan.tables if made.tier_plan else {}
         assert len(tiers["few"].replicated if "few" in tiers else ()) == 4 * (kind == "row_wise")
     assert "Sharding spec not found" not in caplog.text

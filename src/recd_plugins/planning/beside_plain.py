@@ -43,6 +43,8 @@ class BesidePlain:
     either_way: frozenset[str]
     """The tables whose optimizer steps them however they are sharded, as that of a fused
     collection does: there is nothing to say of them."""
+    in_tiers: frozenset[str]
+    """The tables that a planner in front has row-wise: for replicas, or to coalesce their ids."""
     small: tuple[str, ...]
     """The trainer's tables without a named optimizer that have no more rows than a batch has
     samples, or may have: TorchRec may make them data-parallel."""
@@ -65,10 +67,10 @@ class BesidePlain:
             and name not in self.either_way
             and self.kinds.get(name) != DATA_PARALLEL
         ]
+        named = [name for name in plain if name in self.named and plain[name] == DATA_PARALLEL]
         return [
-            *self._named_sharded(
-                [name for name in plain if name in self.named and plain[name] == DATA_PARALLEL]
-            ),
+            *self._named_sharded([name for name in named if name not in self.in_tiers]),
+            *self._named_in_tiers([name for name in named if name in self.in_tiers]),
             *self._unnamed(
                 [name for name in differ if plain[name] == DATA_PARALLEL],
                 "TorchRec itself, which knows no rates of links, would have each on every rank",
@@ -114,6 +116,18 @@ class BesidePlain:
                 cure=f"Where the dense optimizer may step it, write `{where}.constraints: "
                 f"{_dense(tables[0])}`, or name that type in those that stack.plan is given. With "
                 "other types there it is sharded as now, and no more is said of it.",
+            )
+
+    def _named_in_tiers(self, tables: Sequence[str]) -> Iterator[Notice]:
+        if tables:
+            yield Otherwise(
+                what=f"{self.where}: torchrec",
+                why=f"the trainer names an optimizer of {listed(tables, kind='table')}, which "
+                "steps the rows here, those with replicas too; TorchRec itself would have each on "
+                "every rank, where it drops that one and the dense optimizer steps the table",
+                cure="Where the dense optimizer is to step it, write "
+                f"`{self.where}.constraints: {_dense(tables[0])}`; where the one that is named "
+                "is, `[row_wise]` there, and no more is said of it.",
             )
 
 

@@ -227,6 +227,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             either_way=frozenset(
                 config.name for _, configs in fused_collections(model) for config in configs
             ),
+            in_tiers=frozenset(self._row_wise),
             small=self._small,
         )
         return copied(plan)
@@ -476,8 +477,6 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
         by_default = torchrec_topology(plainly, ranks.world_size, ranks.device)
         as_plain = dataclasses.replace(ranks, on=by_default)
         asked = named if repr(by_default) == repr(ranks.on) else frozenset(fused)
-        # The planner that has them row-wise says why; replicas send no ids, either.
-        asked -= named & self._row_wise.keys()
         if not asked:
             return dict
         planned_for, batch_size = ref(model), self._batch_size
