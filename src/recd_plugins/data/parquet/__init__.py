@@ -5,5 +5,5 @@
 of row groups. Their chunks (`chunk_columns`) are fetched in few requests (`coalesced_reads`). Long
 lists are decoded by `lists`: it cuts chunks into `pages`, whose bytes kernels read (`levels`,
 `page_bytes`). Arrow decodes everything else. `left_out` puts back the lists that a table's writer
-left out. `file_writer` writes a file.
+left out. `file_writer` writes a file. Footers and the headers of pages are written in `thrift`.
 """

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from recd_plugins.data.parquet.thrift import BINARY, CompactReader, number_bytes
+
 __all__ = ["StoredColumn", "columns_of", "renamed"]
 
 SCHEMA, ROW_GROUPS = 2, 4
@@ -17,9 +19,6 @@ SCHEMA, ROW_GROUPS = 2, 4
 REPETITION, NAME, CHILDREN, FIELD_ID = 3, 4, 5, 9
 CHUNKS, CHUNK_METADATA, CHUNK_PATH = 1, 3, 3
 REPEATED = 2
-TRUE, FALSE, BYTE, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
-NUMBERS = (4, 5, 6)
-"""Types of Thrift's compact protocol."""
 TAIL = 8
 """Bytes after a footer: its length, and Parquet's magic bytes."""
 
@@ -45,11 +44,11 @@ class StoredColumn:
 
 def columns_of(raw: bytes) -> list[StoredColumn]:
     """The columns of a footer, which is passed with the bytes after it in the file."""
-    thrift = _Thrift(raw)
+    thrift = CompactReader(raw)
     for number, kind in thrift.fields():
         if number == SCHEMA:
             size, _ = thrift.items()
-            elements = iter([thrift.element() for _ in range(size)])
+            elements = iter([_element(thrift) for _ in range(size)])
             root, count = next(elements)
             _fill(root, count, elements)
             return root.within
@@ -73,7 +72,7 @@ def renamed(raw: bytes, columns: Iterable[StoredColumn], names: Mapping[int, str
         if one.at in names
     ]
     paths = [path for column in columns for path in _paths(column, names, (), changed=False)]
-    edits += _Thrift(raw).paths_replaced(paths)
+    edits += _paths_replaced(raw, paths)
     parts, done = [], 0
     for first, after, text in sorted(edits):
         parts += [raw[done:first], text]
@@ -95,135 +94,64 @@ def _paths(
         yield from _paths(one, names, here, changed=changed)
 
 
-class _Thrift:
-    """Thrift's compact protocol, value by value."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._at = 0
-
-    def fields(self) -> Iterator[tuple[int, int]]:
-        """The number and the type of each field of a struct; the caller must read its value before
-        asking for the next one."""
-        number = 0
-        while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._signed()
-            yield number, head & 15
-
-    def items(self) -> tuple[int, int]:
-        """How many items a list has, and of which type."""
-        head = self._byte()
-        return (self._unsigned() if head >> 4 == 15 else head >> 4), head & 15
-
-    def element(self) -> tuple[StoredColumn, int]:
-        """A column of the schema, and how many of the following ones are within it."""
-        column, count = StoredColumn("", None, repeated=False, at=0), 0
-        for number, kind in self.fields():
-            if number == NAME:
-                column.at = self._at
-                column.name = self._binary().decode()
-            elif number == REPETITION:
-                column.repeated = self._signed() == REPEATED
-            elif number == CHILDREN:
-                count = self._signed()
-            elif number == FIELD_ID:
-                column.number = self._signed()
-            else:
-                self.skip(kind)
-        return column, count
-
-    def paths_replaced(
-        self, paths: list[tuple[str, ...] | None]
-    ) -> Iterator[tuple[int, int, bytes]]:
-        """First byte, end and new bytes of the path of each chunk, over all row groups."""
-        for number, kind in self.fields():
-            if number != ROW_GROUPS:
-                self.skip(kind)
-                continue
-            for _ in range(self.items()[0]):
-                for of_group, group_kind in self.fields():
-                    if of_group != CHUNKS:
-                        self.skip(group_kind)
-                        continue
-                    for at in range(self.items()[0]):
-                        yield from self._chunk(paths[at])
-
-    def _chunk(self, path: tuple[str, ...] | None) -> Iterator[tuple[int, int, bytes]]:
-        for of_chunk, chunk_kind in self.fields():
-            if of_chunk != CHUNK_METADATA:
-                self.skip(chunk_kind)
-                continue
-            for number, kind in self.fields():
-                first = self._at
-                self.skip(kind)
-                if number == CHUNK_PATH and path is not None:
-                    yield first, self._at, _list(path)
-
-    def skip(self, kind: int) -> None:
-        if kind in NUMBERS:
-            self._unsigned()
-        elif kind == BINARY:
-            self._binary()
-        elif kind in (LIST, SET):
-            size, of = self.items()
-            for _ in range(size):
-                self._skip_item(of)
-        elif kind == STRUCT:
-            for _, of in self.fields():
-                self.skip(of)
-        elif kind == MAP:
-            size = self._unsigned()
-            kinds = self._byte() if size else 0
-            for _ in range(size):
-                self._skip_item(kinds >> 4)
-                self._skip_item(kinds & 15)
-        elif kind in (BYTE, DOUBLE):
-            self._at += 1 if kind == BYTE else 8
-        elif kind not in (TRUE, FALSE):  # the type of a boolean field is its value
-            raise ValueError(f"its footer has a value of type {kind}")
-
-    def _skip_item(self, kind: int) -> None:
-        if kind in (TRUE, FALSE):
-            self._at += 1
+def _element(thrift: CompactReader) -> tuple[StoredColumn, int]:
+    """A column of the schema, and how many of the following ones are within it."""
+    column, count = StoredColumn("", None, repeated=False, at=0), 0
+    for number, kind in thrift.fields():
+        if number == NAME:
+            column.at = thrift.at
+            column.name = thrift.text()
+        elif number == REPETITION:
+            column.repeated = thrift.signed() == REPEATED
+        elif number == CHILDREN:
+            count = thrift.signed()
+        elif number == FIELD_ID:
+            column.number = thrift.signed()
         else:
-            self.skip(kind)
-
-    def _byte(self) -> int:
-        self._at += 1
-        return self._raw[self._at - 1]
-
-    def _unsigned(self) -> int:
-        found = shift = 0
-        while (byte := self._byte()) > 127:
-            found |= (byte & 127) << shift
-            shift += 7
-        return found | byte << shift
-
-    def _signed(self) -> int:
-        number = self._unsigned()
-        return (number >> 1) ^ -(number & 1)
-
-    def _binary(self) -> bytes:
-        length = self._unsigned()
-        self._at += length
-        return self._raw[self._at - length : self._at]
+            thrift.skip(kind)
+    return column, count
 
 
-def _number(number: int) -> bytes:
-    parts = bytearray()
-    while number > 127:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*parts, number])
+def _paths_replaced(
+    raw: bytes, paths: list[tuple[str, ...] | None]
+) -> Iterator[tuple[int, int, bytes]]:
+    """First byte, end and new bytes of the path of each chunk, over all row groups."""
+    thrift = CompactReader(raw)
+    for number, kind in thrift.fields():
+        if number != ROW_GROUPS:
+            thrift.skip(kind)
+            continue
+        for _ in range(thrift.items()[0]):
+            for of_group, group_kind in thrift.fields():
+                if of_group != CHUNKS:
+                    thrift.skip(group_kind)
+                    continue
+                for at in range(thrift.items()[0]):
+                    yield from _path_replaced(thrift, paths[at])
+
+
+def _path_replaced(
+    thrift: CompactReader, path: tuple[str, ...] | None
+) -> Iterator[tuple[int, int, bytes]]:
+    for of_chunk, chunk_kind in thrift.fields():
+        if of_chunk != CHUNK_METADATA:
+            thrift.skip(chunk_kind)
+            continue
+        for number, kind in thrift.fields():
+            first = thrift.at
+            thrift.skip(kind)
+            if number == CHUNK_PATH and path is not None:
+                yield first, thrift.at, _list(path)
 
 
 def _text(text: str) -> bytes:
     """A text as it lies in a footer."""
     written = text.encode()
-    return _number(len(written)) + written
+    return number_bytes(len(written)) + written
 
 
 def _list(texts: tuple[str, ...]) -> bytes:
     size = len(texts)
-    head = bytes([size << 4 | BINARY]) if size < 15 else bytes([15 << 4 | BINARY]) + _number(size)
+    long = size > 14
+    head = bytes([(15 if long else size) << 4 | BINARY]) + (number_bytes(size) if long else b"")
     return head + b"".join(map(_text, texts))

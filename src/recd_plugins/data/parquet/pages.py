@@ -12,6 +12,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recd_plugins.data.parquet.thrift import (
+    INT32,
+    LIST,
+    MAP,
+    SET,
+    STRUCT,
+    CompactReader,
+    number_at,
+)
+
 __all__ = ["CODECS", "ColumnPage", "OtherPages", "decompressed", "first_byte", "pages_of"]
 
 CODECS = {"UNCOMPRESSED": None, "SNAPPY": "snappy", "ZSTD": "zstd"}
@@ -23,8 +33,6 @@ PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
 TYPE, SIZE, COMPRESSED_SIZE, CHECKSUM, OF_DATA, OF_DICTIONARY = 1, 2, 3, 4, 5, 7
 COUNT, ENCODING, OF_DEFINITION, OF_REPETITION = 1, 2, 3, 4
 
-# Of Thrift's compact protocol: the types of fields. All that is needed of a header are int32.
-STOP, TRUE, FALSE, BYTE, INT16, INT32, INT64, BINARY, STRUCT = 0, 1, 2, 3, 4, 5, 6, 8, 12
 DEEPEST = 4
 """How many structs may lie in each other; a page's header has two."""
 
@@ -63,7 +71,8 @@ def pages_of(column: memoryview, most: int) -> list[ColumnPage]:
     `OtherPages` for all that is not familiar."""
     try:
         return list(_pages(column, most))
-    except (IndexError, KeyError, TypeError) as error:  # a damaged field may be of another type
+    # A damaged field may also be of another type.
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         raise OtherPages(str(error)) from error
 
 
@@ -77,7 +86,7 @@ def decompressed(page: ColumnPage, codec: pa.Codec | None, pool: pa.MemoryPool |
         return page.stored
     try:
         # A block of snappy begins with its size; that of a zstd frame Arrow checks itself.
-        if codec.name == "snappy" and _number(page.stored, 0)[0] != page.size:
+        if codec.name == "snappy" and number_at(page.stored, 0)[0] != page.size:
             raise OtherPages("a page of another size than its header has")
         return codec.decompress(page.stored, page.size, memory_pool=pool)
     except (IndexError, ValueError, OSError) as error:  # Arrow's are the latter two
@@ -87,7 +96,8 @@ def decompressed(page: ColumnPage, codec: pa.Codec | None, pool: pa.MemoryPool |
 def _pages(column: memoryview, most: int) -> Iterator[ColumnPage]:
     at = 0
     while at < len(column):
-        header, at = _struct(column, at)
+        thrift = CompactReader(column, at)
+        header, at = _struct(thrift), thrift.at
         size, stored = header[SIZE], header[COMPRESSED_SIZE]
         if not (0 <= stored <= len(column) - at and 0 <= size <= most):
             raise OtherPages("a page that is longer than its column")
@@ -114,53 +124,19 @@ def _is_familiar(facts: dict[int, Any], is_dictionary: bool) -> bool:
     return levels and facts[ENCODING] in (PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY)
 
 
-def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """The int32 and structs in a struct of Thrift's compact protocol, by the numbers of their
-    fields, and where it ends."""
+def _struct(thrift: CompactReader, depth: int = 0) -> dict[int, Any]:
+    """The int32 and structs in a struct, by the numbers of their fields: all that is needed of a
+    header."""
     if depth == DEEPEST:
         raise OtherPages("a header of structs in structs")
-    fields: dict[int, Any] = {}
-    field = 0
-    while (head := data[at]) != STOP:
-        at += 1
-        step, kind = head >> 4, head & 15
-        if step:
-            field += step
-        else:
-            number, at = _number(data, at)
-            field = _signed(number)
+    found: dict[int, Any] = {}
+    for field, kind in thrift.fields():
         if kind == INT32:
-            number, at = _number(data, at)
-            fields[field] = _signed(number)
+            found[field] = thrift.signed()
         elif kind == STRUCT:
-            fields[field], at = _struct(data, at, depth + 1)
-        elif kind in (INT16, INT64):
-            _, at = _number(data, at)
-        elif kind == BINARY:
-            length, at = _number(data, at)
-            at += length
-        elif kind == BYTE:
-            at += 1
-        elif kind in (TRUE, FALSE):
-            continue
-        else:
+            found[field] = _struct(thrift, depth + 1)
+        elif kind in (LIST, SET, MAP):  # damaged ones may be endless
             raise OtherPages(f"a header with a field of type {kind}")
-    return fields, at + 1
-
-
-def _number(data: memoryview, at: int) -> tuple[int, int]:
-    """The number of 7 bits a byte that begins at a place, and where it ends."""
-    number = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return number, at
-        if shift > 63:
-            raise OtherPages("a number of more than 64 bits")
-
-
-def _signed(number: int) -> int:
-    return (number >> 1) ^ -(number & 1)
+        else:
+            thrift.skip(kind)
+    return found
