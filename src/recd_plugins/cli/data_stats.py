@@ -72,7 +72,7 @@ def stats(
     would suggest.
     """
     with reported(debug), ended_by_signals():
-        from recd_plugins.registry.measured import drawn
+        from recd_plugins.registry.table_stats import drawn
         from recd_plugins.trainer.run_report import defined
 
         check_writable(figures and figures / "any.png", "--figures")

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, ref
 
@@ -38,6 +37,11 @@ from recd_plugins.notices import Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.cluster import Cluster
+from recd_plugins.registry.checked_groups import (
+    check_features,
+    check_groups,
+    check_unique_shares,
+)
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.plugin_code import made_by
@@ -52,14 +56,14 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.preprocess.batch_transform import BatchTransform
     from recd_plugins.data.preprocess.conversion import Conversion
-    from recd_plugins.registry.delivered import Delivered
+    from recd_plugins.registry.delivered_batches import DeliveredBatches
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.sparse.id_bounds import IdBounds
     from recd_plugins.sparse.own_batches import FeaturesOf
 
 __all__ = ["FeatureSteps"]
 
-DELIVERY = ("dataset", "etl", "reader", "dedup", "preprocess", "model", "pooling")
+DECIDING_KEYS = ("dataset", "etl", "reader", "dedup", "preprocess", "model", "pooling")
 """The keys of registry.yaml that decide about batches and about what they are for."""
 
 
@@ -321,8 +325,8 @@ class FeatureSteps:
         self._found(choice.notices(converter))
         return converter
 
-    def _delivered(self, tables: Tables) -> Delivered:
-        from recd_plugins.registry.delivered import Delivered
+    def _delivered(self, tables: Tables) -> DeliveredBatches:
+        from recd_plugins.registry.delivered_batches import DeliveredBatches
 
         reader: Reader = self._registry.one("reader").build(self._contexts.of("reader"))
         train, world_size = self._registry.train, self._world_size
@@ -339,12 +343,12 @@ class FeatureSteps:
 
         values = self._registry.source.values
         # What `dedup` chooses by these batches has no effect on them.
-        decides = {slot: values.get(slot) for slot in DELIVERY if slot != "dedup"}
+        decides = {slot: values.get(slot) for slot in DECIDING_KEYS if slot != "dedup"}
         stripes = [(one.file.name, one.group, one.num_rows) for one in tables.train.stripes]
         settings = [train.batch_size, train.seed, train.threads, world_size, train.device]
-        makers = [made_by(one) for slot in DELIVERY for one in self._registry.chosen(slot)]
+        makers = [made_by(one) for slot in DECIDING_KEYS for one in self._registry.chosen(slot)]
         text = json.dumps([decides, stripes, settings, makers], sort_keys=True, default=str)
-        return Delivered(
+        return DeliveredBatches(
             open_loader,
             world_size=world_size,
             batch_size=train.batch_size,
@@ -388,37 +392,16 @@ class FeatureSteps:
                 "that it deduplicates, so no model can be adapted to its batches. Give the "
                 "converter an attribute `groups`, a tuple of tuples of features."
             )
-        self._check_groups(groups)
+        check_groups(groups, self._who_converts)
+        if self._registry.has_dataset or self._looked_at:
+            known = self.whole_schema.sparse_names
+            check_features(groups, known, made_of(self.steps), self._who_converts)
         if not groups and not isinstance(self.converter, Explains):  # else it says why
             choice = self._registry.one("dedup")
             self._found([_takes_none(choice)])
         for step in self.steps if groups else []:
             groups = step.groups(groups)
         return groups
-
-    def _check_groups(self, groups: Any) -> None:
-        """`PluginError` if a converter's groups are not groups of features."""
-        from recd_plugins.sparse.groups import wrong_if_made
-
-        who = f"{self._who_converts}: its"
-        if not _is_groups(groups):
-            raise PluginError(
-                f"{who} `groups` are {shown(groups)}, where they must be a tuple of tuples of "
-                "features, as (('history', 'history_category'), ('user_id',))."
-            )
-        named = [name for group in groups for name in group]
-        if twice := [name for name in named if named.count(name) > 1]:
-            raise PluginError(
-                f"{who} `groups` name {shown(twice[0])} twice. Keep it in one of them."
-            )
-        if self._registry.has_dataset or self._looked_at:
-            known = self.whole_schema.sparse_names
-            for name in (name for group in groups for name in group if name not in known):
-                wrong = wrong_if_made(name, known, made_of(self.steps))
-                raise PluginError(
-                    f"{who} `groups` name {shown(name)}, which "
-                    f"{wrong or f'does not exist; {nearest(name, known)}'}"
-                )
 
     @property
     def are_advised(self) -> bool:
@@ -429,21 +412,11 @@ class FeatureSteps:
     def unique_shares(self) -> Sequence[float] | None:
         """Each group's unique samples over the batch size; None if the converter does not know
         them."""
-        shares: Any = getattr(self.converter, "unique_shares", None)
+        shares: Sequence[float] | None = getattr(self.converter, "unique_shares", None)
         if shares is None:
             return None
         of: Groups = getattr(self.converter, "groups", ())
-        who = f"{self._who_converts}: its `unique_shares`"
-        if not isinstance(shares, Sequence) or len(shares) != len(of):
-            raise PluginError(
-                f"{who} are {shown(shares)}, where they must be one for each group, of which "
-                f"it has {len(of)}. Give as many, or have no such attribute."
-            )
-        if not all(isinstance(one, Real) and 0 < float(one) <= 1 for one in shares):
-            raise PluginError(
-                f"{who} are {shown(shares)}, where each must be a share > 0 and <= 1 of a batch's "
-                "samples: the unique ones of a group."
-            )
+        check_unique_shares(shares, of, self._who_converts)
         return shares
 
     def explain(self) -> str:
@@ -515,16 +488,6 @@ def _takes_none(choice: Choice) -> Unused:
         why="its converter has no `groups`, so batches stay as they are",
         cure="Let it name features in `groups`, or give the reason why it takes none in an "
         "`explain`; or take `dedup` out of registry.yaml.",
-    )
-
-
-def _is_groups(groups: Any) -> bool:
-    """Whether these are groups of features."""
-    return isinstance(groups, Sequence) and all(
-        isinstance(group, Sequence)
-        and not isinstance(group, str)
-        and all(isinstance(name, str) for name in group)
-        for group in groups
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.cluster import Cluster
-    from recd_plugins.registry.delivered import Delivered
+    from recd_plugins.registry.delivered_batches import DeliveredBatches
     from recd_plugins.registry.delivery import Delivery
     from recd_plugins.slots.builds import Planner
     from recd_plugins.sparse.own_batches import FeaturesOf
@@ -61,7 +61,7 @@ class Context:
     looked_at: tuple[KeyedJaggedTensor, ...] = ()
     """The features of some of the trainer's own batches, alike on all ranks; there for `dedup`,
     where the trainer handed batches over."""
-    delivered: Delivered | None = None
+    delivered: DeliveredBatches | None = None
     """Batches of the train split as the reader hands them to `dedup`, from all over the epoch;
     there for `dedup`, where registry.yaml says what is read."""
     model: Callable[[], nn.Module | None] | None = None

@@ -36,8 +36,8 @@ from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.registry.feature_steps import FeatureSteps
-from recd_plugins.registry.measured import measured
 from recd_plugins.registry.periods import Periods
+from recd_plugins.registry.table_stats import measured
 from recd_plugins.slots import Callback, Loader, OptimizerFactory, Planner, check_callback
 from recd_plugins.stack.adaptation import Adaptation
 from recd_plugins.stack.arguments import (

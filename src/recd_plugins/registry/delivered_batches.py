@@ -14,13 +14,13 @@ from recd_plugins.planning.access.sample import SpreadsBatches
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter, Loader
 
-__all__ = ["Delivered"]
+__all__ = ["DeliveredBatches"]
 
 RANKS = 4
 """The largest number of ranks whose batches are sampled."""
 
 
-class Delivered:
+class DeliveredBatches:
     """The batches for a record that measures in order to choose: they are in the reader's order,
     including its shuffling."""
 

@@ -1,4 +1,4 @@
-"""What a measure of the `stats` slot finds in a table, checked against the rules of its slot."""
+"""What a record of the `stats` slot measures and draws, checked against the rules of its slot."""
 
 from __future__ import annotations
 
