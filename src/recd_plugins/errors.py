@@ -35,6 +35,7 @@ __all__ = [
     "shown",
     "so_many",
     "who_raised",
+    "with_type",
     "without_frames",
 ]
 
@@ -272,6 +273,19 @@ def shown(value: object) -> str:
         text = f"a value of type {type(value).__name__} that is too large to show"
     text = re.sub(r"\s*\n\s*", " ", text)  # as of a tensor
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def with_type(value: object) -> str:
+    """What somebody passed, as a message has it; `called` is for what code returned.
+
+    >>> with_type(None), with_type([3]), with_type(dict)
+    ('None', '[3] (list)', 'the class dict')
+    """
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"{shown(value)} ({type(value).__name__})"
 
 
 def shortened(message: str) -> str:

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from recd_plugins.describe import bare, describe, field_docs, type_hints
-from recd_plugins.errors import DataError, RegistryError, nearest, shown, without_frames
+from recd_plugins.errors import (
+    DataError,
+    RegistryError,
+    nearest,
+    shown,
+    with_type,
+    without_frames,
+)
 from recd_plugins.storage.uri import Location, Uri, is_uri, location_of
 
 __all__ = [
@@ -407,4 +414,4 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{shown(value)} ({type(value).__name__})"
+    return "nothing" if value is None else with_type(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.dataset import SPLITS
-from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown, so_many
+from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown, so_many, with_type
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,7 @@ def check_overrides(registry: Any, overrides: Any) -> None:
     """`RegistryError` unless they are a registry and a list of overrides."""
     if not isinstance(registry, str | Path | Mapping):
         raise RegistryError(
-            f"load: a registry is a path or a mapping, but this is {_called(registry)}. Write "
+            f"load: a registry is a path or a mapping, but this is {with_type(registry)}. Write "
             'rp.load("registry.yaml") or rp.load({...}).'
         )
     if isinstance(registry, str) and "\n" in registry:
@@ -45,14 +45,14 @@ def check_overrides(registry: Any, overrides: Any) -> None:
         )
     if isinstance(overrides, str) or not isinstance(overrides, Sequence):
         raise RegistryError(
-            f"load: overrides are a list of texts, but these are {_called(overrides)}. Write "
+            f"load: overrides are a list of texts, but these are {with_type(overrides)}. Write "
             'rp.load(registry, ["train.batch_size=512"]).'
         )
     for one in overrides:
         if not isinstance(one, str):
             raise RegistryError(
                 f"load: an override is a text, as 'train.batch_size=512', but this is "
-                f"{_called(one)}."
+                f"{with_type(one)}."
             )
 
 
@@ -61,7 +61,7 @@ def check_share(rank: Any, world_size: Any, split: Any) -> None:
     for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
         if type(value) is bool or not isinstance(value, Integral) or value < least:
             raise RegistryError(
-                f"stack.loader: {name} must be an integer >= {least}, but is {_called(value)}."
+                f"stack.loader: {name} must be an integer >= {least}, but is {with_type(value)}."
             )
     if rank >= world_size:
         raise RegistryError(
@@ -81,7 +81,7 @@ def check_model(model: Any, whose: str) -> None:
 
     if not isinstance(model, nn.Module):
         raise RegistryError(
-            f"{whose}: the model is {_called(model)}, where it must be a torch.nn.Module."
+            f"{whose}: the model is {with_type(model)}, where it must be a torch.nn.Module."
         )
     if isinstance(model, DistributedModelParallel):
         raise CapabilityError(
@@ -94,7 +94,7 @@ def check_sharders(sharders: Any, whose: str) -> list[ModuleSharder[nn.Module]]:
     """The sharders as a list; `RegistryError` where something else is given."""
     if isinstance(sharders, str | Mapping) or not isinstance(sharders, Iterable):
         raise RegistryError(
-            f"{whose}: `sharders` are {_called(sharders)}, where they must be a list of them."
+            f"{whose}: `sharders` are {with_type(sharders)}, where they must be a list of them."
         )
     listed = list(sharders)
     for one in listed:
@@ -102,7 +102,7 @@ def check_sharders(sharders: Any, whose: str) -> list[ModuleSharder[nn.Module]]:
         if isinstance(one, type) or not is_like_one:
             cure = f" Make one of it: `{one.__name__}()`." if is_like_one else ""
             raise RegistryError(
-                f"{whose}: {_called(one)} among `sharders` is no ModuleSharder.{cure}"
+                f"{whose}: {with_type(one)} among `sharders` is no ModuleSharder.{cure}"
             )
     return listed
 
@@ -120,14 +120,14 @@ def check_batches(batches: Any, whose: str, name: str = "batches") -> None:
         )
     iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
     if isinstance(batches, str | bytes) or not iterable:
-        raise RegistryError(f"{whose}: `{name}` is {_called(batches)}, where it must be {right}.")
+        raise RegistryError(f"{whose}: `{name}` is {with_type(batches)}, where it must be {right}.")
 
 
 def check_features(features: Any, whose: str) -> None:
     """`RegistryError` unless it is a function, or nothing."""
     if features is not None and not callable(features):
         raise RegistryError(
-            f"{whose}: `features` is {_called(features)}, where it must be a function from a "
+            f"{whose}: `features` is {with_type(features)}, where it must be a function from a "
             "batch to its KeyedJaggedTensor: `features=lambda batch: batch.sparse_features`."
         )
 
@@ -138,7 +138,7 @@ def check_group(group: Any, whose: str) -> None:
 
     if group is not None and not isinstance(group, ProcessGroup):
         raise RegistryError(
-            f"{whose}: `process_group` is {_called(group)}, where it must be a "
+            f"{whose}: `process_group` is {with_type(group)}, where it must be a "
             "torch.distributed.ProcessGroup."
         )
 
@@ -159,7 +159,7 @@ def check_plan_arguments(
     ):
         if value is not None and not isinstance(value, kinds):
             raise RegistryError(
-                f"stack.plan: `{name}` is {_called(value)}, where it must be {right}."
+                f"stack.plan: `{name}` is {with_type(value)}, where it must be {right}."
             )
     check_group(process_group, "stack.plan")
     if batches is not None:
@@ -168,13 +168,6 @@ def check_plan_arguments(
     for table, one in (constraints or {}).items():
         if not isinstance(one, ParameterConstraints):
             raise RegistryError(
-                f"stack.plan: the constraints of table {shown(table)} are {_called(one)}, where "
+                f"stack.plan: the constraints of table {shown(table)} are {with_type(one)}, where "
                 "they must be ParameterConstraints."
             )
-
-
-def _called(value: Any) -> str:
-    if value is None:
-        return "None"
-    kind = type(value).__name__
-    return f"the class {value.__name__}" if isinstance(value, type) else f"{shown(value)} ({kind})"

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recd_plugins.data.schema import Label
+from recd_plugins.trainer.measure.gathered import gathered_uneven
 
 __all__ = ["LabelMetrics", "Metrics", "MetricsWindow", "joined_windows"]
 
@@ -180,9 +181,8 @@ class MetricsWindow:
         sums = torch.cat([torch.stack([(losses * sizes).sum(), sizes.sum()]), self._states])
         dist.all_reduce(sums)
         entropy, seen, positive, negative, samples = sums[2:].unbind()
-        outputs = _gather(
-            torch.stack([torch.cat(part) for part in zip(*self._outputs, strict=True)])
-        )
+        own = torch.stack([torch.cat(part) for part in zip(*self._outputs, strict=True)])
+        outputs = torch.cat(gathered_uneven(own), dim=1)
         outputs = outputs[:, outputs[2] > 0]
         if self._auc_samples is None:
             self.calibration = _calibration(*outputs)
@@ -327,17 +327,3 @@ def _for_ranks(losses: list[float], ranks_before: int, ranks: int) -> list[float
 def is_ranked(label: Label) -> bool:
     """Whether a label's output is a logit, by which samples are ranked."""
     return label.kind != "regression"
-
-
-def _gather(mine: Tensor) -> Tensor:
-    """The [3, n] of all ranks, whose n may differ, side by side."""
-    sizes = [
-        torch.zeros(1, dtype=torch.long, device=mine.device) for _ in range(dist.get_world_size())
-    ]
-    dist.all_gather(sizes, torch.tensor([mine.shape[1]], device=mine.device))
-    longest = int(max(sizes))
-    padded = mine.new_zeros(mine.shape[0], longest)
-    padded[:, : mine.shape[1]] = mine
-    every = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(every, padded)
-    return torch.cat([part[:, : int(size)] for part, size in zip(every, sizes, strict=True)], dim=1)

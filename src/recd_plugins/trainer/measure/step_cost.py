@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from recd_plugins.slots import Callback
 from recd_plugins.trainer.checkpoints.positions import Positions
+from recd_plugins.trainer.measure.gathered import gathered
 from recd_plugins.trainer.measure.memory import OTHER, OWNERS, PeakMemory, memory_owners
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
 
@@ -255,9 +256,8 @@ def _gathered(mine: Mapping[str, Sequence[float]], device: torch.device) -> dict
         dtype=torch.float64,
         device=device,
     )
-    ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(ranks, own)
-    parts = torch.stack(ranks).cpu().split([len(numbers) for numbers in mine.values()], dim=1)
+    every = torch.stack(gathered(own)).cpu()
+    parts = every.split([len(numbers) for numbers in mine.values()], dim=1)
     return dict(zip(mine, parts, strict=True))
 
 

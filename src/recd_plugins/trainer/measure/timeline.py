@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from recd_plugins.trainer.measure.breakdown import STEP, Span, collectives_of, lane
+from recd_plugins.trainer.measure.gathered import gathered_uneven
 
 __all__ = ["timeline", "timelines_of_ranks"]
 
@@ -49,11 +49,4 @@ def timeline(spans: Iterable[Span]) -> dict[str, Any]:
 def timelines_of_ranks(mine: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
     """The timelines of the first `RANKS` ranks; every rank must call it."""
     text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
-    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(text)], device=device))
-    padded = text.new_zeros(int(max(sizes)))
-    padded[: len(text)] = text
-    every = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(every, padded)
-    shown = list(zip(every, sizes, strict=True))[:RANKS]
-    return [json.loads(bytes(one[: int(size)].tolist())) for one, size in shown]
+    return [json.loads(bytes(one.tolist())) for one in gathered_uneven(text)[:RANKS]]
