@@ -23,7 +23,8 @@ from recd_plugins.embedding.dedup import (
     deduplicated,
     for_all_samples,
 )
-from recd_plugins.embedding.pooling import DedupPooling, explain_pooling, why_all_samples
+from recd_plugins.embedding.pooling import DedupPooling, explain_pooling
+from recd_plugins.embedding.pooling_trial import why_all_samples
 from recd_plugins.errors import CapabilityError, RegistryError, listed, shown
 from recd_plugins.patterns import check_patterns, fitting
 from recd_plugins.sparse.groups import Groups

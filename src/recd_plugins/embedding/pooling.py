@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from recd_plugins.compat.torchrec import awaited
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.pooled_check import check_unique
+from recd_plugins.embedding.pooling_trial import (
+    MAKES_OTHERS,
+    each_expanded,
+    note_no_rows,
+    why_all_samples,
+    why_of_all,
+)
 from recd_plugins.embedding.unexpanded import Unexpanded
-from recd_plugins.sparse.rows.counted import counted_rows, note_counted
 
-__all__ = ["DedupPooling", "PoolsUnique", "explain_pooling", "why_all_samples"]
+__all__ = ["DedupPooling", "PoolsUnique", "explain_pooling"]
 
 LOG = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class DedupPooling(nn.Module):
             return pool(values, lengths, *asked)
         if not (isinstance(lengths, Unexpanded) and _alike(values, lengths)):
             _warn_once(self, CHANGED if not values.is_unique else UNLIKE)
-            return pool(*_of_all(values, lengths, *asked))
+            return pool(*each_expanded(values, lengths, *asked))
         lookup = values.inverse_lookup
         of_unique: tuple[Tensor, ...] | None = None
         if query is None or not _needs_query(self):
@@ -106,18 +107,18 @@ class DedupPooling(nn.Module):
             of_unique = (first_rows(query.of_unique, lengths.of_unique.numel()),)
         if of_unique is not None:
             shared = values.of_unique, lengths.of_unique, *of_unique
-            if why := _why_of_all(self, pool, shared, (values, lengths, *asked)):
+            if why := why_of_all(self, pool, shared, (values, lengths, *asked)):
                 _warn_once(self, why)
-                return pool(*_of_all(values, lengths, *asked))
+                return pool(*each_expanded(values, lengths, *asked))
             for one in (values, query):
                 if isinstance(one, Unexpanded):
                     one.took()
             pooled = pool(*shared)
             if not _has_rows(pooled, lengths.of_unique.numel()):
                 check_unique(self, values.of_unique, lengths.of_unique, pooled)
-                vars(self)[TRIED].makes_rows = False
+                note_no_rows(self)
                 _warn_once(self, MAKES_OTHERS)
-                return pool(*_of_all(values, lengths, *asked))
+                return pool(*each_expanded(values, lengths, *asked))
             return Unexpanded.rows(pooled, lookup)
         if _repeats_nothing(lookup, lengths.of_unique.numel()):
             return pool(values.took(), lengths.of_unique, query)
@@ -125,13 +126,13 @@ class DedupPooling(nn.Module):
         pool_unique = _pool_unique(self)
         if pool_unique is None:
             _warn_once(self, PER_SAMPLE)
-            return pool(*_of_all(values, lengths, query))
+            return pool(*each_expanded(values, lengths, query))
         if _takes_num_values(pool_unique):
             pool_unique = partial(pool_unique, num_values=values.shape[0])
         of_all = values.of_unique, lengths.of_unique, query, lookup
-        if why := _why_of_all(self, pool_unique, of_all, (values, lengths, query)):
+        if why := why_of_all(self, pool_unique, of_all, (values, lengths, query)):
             _warn_once(self, why)
-            return pool(*_of_all(values, lengths, query))
+            return pool(*each_expanded(values, lengths, query))
         values.took()
         return pool_unique(*of_all)
 
@@ -143,26 +144,6 @@ PER_SAMPLE = (
 
 CHANGED = "its values were changed in place, or somebody waits for their gradient"
 UNLIKE = "its values' and lengths' unique samples are not the same"
-
-NORMALISES = "it normalises over the samples of a batch, and unique ones have other means"
-DRAWS = (
-    "it draws at random, as dropout does, and each sample draws by itself; if those that share a "
-    "unique sample may share what it draws, let it say so by draws_once = True"
-)
-MAKES_OTHERS = (
-    "it returns something else than one vector for each row, which nothing puts beside the samples"
-)
-KEEPS = (
-    "it keeps numbers of all that it is handed (buffers or attributes), and those of unique "
-    "samples are others"
-)
-NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
-)
-OF_MODULES = frozenset(vars(nn.Module()))
-"""The attributes that every module of torch has."""
-DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 
 
 def explain_pooling(pooling: nn.Module) -> str:
@@ -177,22 +158,7 @@ def explain_pooling(pooling: nn.Module) -> str:
     return f"{name} runs on unique samples if it has no query; else on all: {PER_SAMPLE}"
 
 
-def why_all_samples(pooling: nn.Module) -> str:
-    """Why a pooling runs on all samples while it trains, as far as its parts show; "" where they
-    show no reason."""
-    parts = list(pooling.modules())
-    if any(isinstance(part, NORMS) for part in parts):
-        return NORMALISES
-    draws = any(isinstance(part, DROPOUTS) and part.p for part in parts)
-    return DRAWS if draws and not _draws_once(pooling) else ""
-
-
 _SUBCLASSES: dict[type[nn.Module], type[DedupPooling]] = {}
-
-
-def _of_all(*given: Tensor) -> list[Tensor]:
-    """The same of all samples."""
-    return [one.expanded() if isinstance(one, Unexpanded) else one for one in given]
 
 
 def _subclass(cls: type[nn.Module]) -> type[DedupPooling]:
@@ -239,176 +205,6 @@ def _has_num_values(function: Callable[..., Tensor]) -> bool:
     # A decorator may show the arguments of what it wraps, and hand on fewer.
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
     return "num_values" in own or (takes_any and "num_values" in wrapped)
-
-
-def _draws_once(pooling: nn.Module) -> bool:
-    """Whether samples that share a unique one may share what it draws: not unless it says so."""
-    return bool(getattr(pooling, "draws_once", False))
-
-
-@dataclass
-class _Tried:
-    """What was found out about a pooling when it was first handed unique samples."""
-
-    norms: tuple[Any, ...]
-    """Its parts that may normalise over samples."""
-    dropouts: tuple[Any, ...]
-    """Its parts that may draw at random, now or once somebody sets their `p`."""
-    draws: bool | None = None
-    """Whether it draws at random while it trains; None before it was handed a value."""
-    makes_rows: bool = True
-    """Whether it made a vector for each row of all that it was handed."""
-    keeps: bool | None = None
-    """Whether its buffers or attributes differ after unique samples and after all samples; None
-    before any sample repeats."""
-
-
-TRIED = "recd_tried"
-"""The attribute of a pooling that holds it."""
-
-
-def _why_of_all(
-    pooling: nn.Module,
-    pool: Callable[..., Tensor],
-    unique: Sequence[Tensor],
-    every: Sequence[Tensor],
-) -> str:
-    """Why a pooling would make something else of `unique` samples, by `pool`, than of `every`
-    sample; "" where it would not."""
-    tried: _Tried | None = vars(pooling).get(TRIED)
-    if tried is None:
-        parts = [*pooling.modules()]
-        norms, dropouts = (
-            tuple(part for part in parts if isinstance(part, kinds)) for kinds in (NORMS, DROPOUTS)
-        )
-        tried = vars(pooling)[TRIED] = _Tried(norms, dropouts)
-    if not tried.makes_rows:
-        return MAKES_OTHERS
-    for norm in tried.norms:
-        if norm.training or norm.running_mean is None:
-            return NORMALISES
-    draws_once, has_values = _draws_once(pooling), bool(unique[0].numel())
-    if has_values and not draws_once and any(one.training and one.p for one in tried.dropouts):
-        return DRAWS
-    if not pooling.training:
-        return KEEPS if tried.keeps else ""
-    if has_values and None in (tried.draws, tried.keeps):
-        _try(tried, pooling, pool, unique, every)
-    if tried.keeps:
-        return KEEPS
-    return DRAWS if tried.draws and not draws_once else ""
-
-
-def _try(
-    tried: _Tried,
-    pooling: nn.Module,
-    pool: Callable[..., Tensor],
-    unique: Sequence[Tensor],
-    every: Sequence[Tensor],
-) -> None:
-    """Find out what a pooling does beside returning its result, and undo all of it.
-
-    Whether there are gradients is as it will be: whoever is first to wait for what a sharded
-    collection yields, as the pooling may by an attribute, decides it for all others.
-    """
-    device = unique[0].device
-    before, kept = _random_state(device), _buffers(pooling)
-    numbers = _numbers(pooling)
-    with _on_copies(pooling):
-        pool(*map(_copied, unique))
-        by_unique = _numbers(pooling)
-    tried.draws = not torch.equal(before, _random_state(device))
-    _restore(before, device)
-    if _alike_all(numbers, by_unique):
-        tried.keeps = False
-    elif every[1].numel() > unique[1].numel():
-        _set_buffers(pooling, kept)
-        with _on_copies(pooling):
-            pooling.forward(*map(_copied, _of_all(*every)))
-            tried.keeps = not _alike_all(by_unique, _numbers(pooling))
-        _restore(before, device)
-    _set_buffers(pooling, kept)
-
-
-def _copied(given: Any) -> Any:
-    """A copy of a tensor, which a pooling may change in place or put hooks on."""
-    if not isinstance(given, Tensor):
-        return given
-    with torch.enable_grad():
-        copied = given.detach().requires_grad_(given.requires_grad).clone()
-    if (counted := counted_rows(given)) is not None:
-        note_counted(copied, counted)
-    return copied
-
-
-@contextmanager
-def _on_copies(pooling: nn.Module) -> Iterator[None]:
-    """What its attributes hold is changed inside in copies; afterwards they are what they were."""
-    owned = [(vars(part), dict(vars(part))) for part in pooling.modules()]
-    for now, before in owned:
-        for name, value in before.items():
-            if name not in OF_MODULES and type(value) is Tensor:
-                now[name] = _copied(value)
-            elif name not in OF_MODULES and isinstance(value, (list, dict, set, deque)):
-                now[name] = copy.copy(value)
-    try:
-        yield
-    finally:
-        for now, before in owned:
-            for name in now.keys() - before.keys():
-                del now[name]
-            now.update(before)
-
-
-def _buffers(pooling: nn.Module) -> dict[str, Tensor]:
-    """Copies of its buffers, by name."""
-    return {name: buffer.clone() for name, buffer in pooling.named_buffers() if not is_lazy(buffer)}
-
-
-def _numbers(pooling: nn.Module) -> dict[str, Tensor]:
-    """Copies of the numbers that it keeps in buffers and attributes, by name, without integers of
-    Python, which may count its rows."""
-    found = _buffers(pooling)
-    for path, part in pooling.named_modules():
-        for name, value in vars(part).items():
-            if name not in OF_MODULES and (type(value) is Tensor or isinstance(value, float)):
-                found[f"{path}.{name}"] = torch.as_tensor(value).detach().clone()
-    return found
-
-
-def _set_buffers(pooling: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Have its buffers be what they were."""
-    for name, buffer in [*pooling.named_buffers()]:
-        if name in kept and buffer.shape != kept[name].shape:
-            path, _, own = name.rpartition(".")
-            setattr(pooling.get_submodule(path), own, kept[name])
-        elif name in kept and not torch.equal(buffer, kept[name]):
-            buffer.copy_(kept[name])
-
-
-def _alike_all(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    """Whether numbers are the same, but for rounding."""
-    return some.keys() == others.keys() and all(map(_alike_numbers, some.values(), others.values()))
-
-
-def _alike_numbers(some: Tensor, others: Tensor) -> bool:
-    if some.shape != others.shape or some.dtype != others.dtype:
-        return False
-    return torch.equal(some, others) or (
-        some.is_floating_point() and torch.allclose(some.double(), others.double(), equal_nan=True)
-    )
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """The state of what operations on a device draw from."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _restore(state: Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
 
 
 def _alike(values: Unexpanded, rows: Unexpanded) -> bool:
