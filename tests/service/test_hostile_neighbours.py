@@ -231,6 +231,46 @@ def test_a_job_of_more_streams_than_a_worker_has_memory_for_is_refused() -> None
     assert replace(JOB, streams=MOST_STREAMS, consumers=1).streams == MOST_STREAMS
 
 
+@pytest.mark.parametrize(
+    ("of_job", "of_request", "says"),
+    [
+        ({"delivery": "a" * 65}, {}, "not by digests"),
+        ({"window": -1}, {}, r"a window of -1 stripes, where each must be 1 \(the window 0\) to"),
+        ({"streams": 3, "consumers": 2}, {}, "3 streams, which 2 consumers cannot share equally"),
+        ({"left_out": [-1]}, {}, "leaves out stripes that no table has"),
+        ({}, {"consumer": 1}, "consumer 1 of 1 and position 0"),
+        ({}, {"stop": 0}, "batches 0 to 0, but must be for one to 64 of them"),
+        ({}, {"client": "c" * 65}, "a client of more than 64 letters"),
+        ({}, {"ahead": [[2, 1]]}, r"not ranges \[first, stop\)"),
+        ({}, {"batch": "first"}, "a request is not one"),
+    ],
+)
+def test_whoever_asks_wrongly_is_told_to_run_the_same_version(
+    of_job: dict[str, Any], of_request: dict[str, Any], says: str
+) -> None:
+    request = Request(job=JOB, consumer=0, epoch=0, batch=0, stop=1, client="c")
+    asked = asdict(request) | of_request | {"job": asdict(JOB) | of_job}
+    with pytest.raises(DataError, match=rf"{says}.*\. Run one version of recd-plugins in all"):
+        Request.from_bytes(json.dumps(asked).encode())
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        ([(0, 64, 0)], "64 bytes lie in 0 bytes of memory, which cannot be"),
+        ([(0, 64, 16)], "reach beyond the 16 bytes where they lie"),
+        ([(0, 64, 4096), (999, 64, 4096)], "are not next to each other"),
+        ([], "in 0 bytes where batches are, which cannot be read"),
+    ],
+)
+def test_a_worker_that_says_what_cannot_be_is_to_run_the_same_version(
+    places: Collection[tuple[int, int, int]], says: str
+) -> None:
+    told = b"".join(PLACE.pack(bytes(16), os.getpid(), 0, *place) for place in places)
+    with pytest.raises(DataError, match=rf"{says}\. Run one version of recd-plugins in all"):
+        SharedReader().bodies(told)
+
+
 def links(to: str) -> Callable[[Path], None]:
     return lambda path: path.symlink_to(to)
 

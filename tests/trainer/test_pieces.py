@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import resource
 import zipfile
 from pathlib import Path
@@ -25,7 +26,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system, mapped
-from recd_plugins.trainer.checkpoints import storage
+from recd_plugins.trainer.checkpoints import checkpoint, storage
 from recd_plugins.trainer.checkpoints.storage import (
     FileSlice,
     JsonReader,
@@ -84,7 +85,7 @@ def test_a_part_is_read_into_rows_with_gaps(piece: int, monkeypatch: pytest.Monk
 
 
 def test_what_does_not_fit_or_was_changed_is_reported() -> None:
-    with pytest.raises(DataError, match=r"of \[2, 6\] is stored as \[10, 6\]"):
+    with pytest.raises(ValueError, match=r"of \[2, 6\] is stored as \[10, 6\]"):
         read_into(torch.zeros(2, 6), stored(NUMBERS), [0, 0], [10, 6])
     file = io.BytesIO()
     torch.save(NUMBERS, file)
@@ -93,6 +94,23 @@ def test_what_does_not_fit_or_was_changed_is_reported() -> None:
     part = FileSlice(io.BytesIO(written), 0, len(written))  # type: ignore[arg-type]
     with pytest.raises(zipfile.BadZipFile, match="CRC"):
         read_into(torch.zeros(10, 6), part, [0, 0], [10, 6])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one rank, of no job
+def test_a_checkpoint_whose_tensor_does_not_fit_says_what_to_do(tmp_path: Path) -> None:
+    dcp.save({"a": NUMBERS}, storage_writer=JsonWriter(tmp_path))
+    (file,) = (path for path in tmp_path.iterdir() if path.suffix != ".json")
+    torch.save(NUMBERS[:4].clone(), file)
+    listed = tmp_path / storage.METADATA
+    held = json.loads(listed.read_text())
+    held["stored"][0]["bytes"] = file.stat().st_size
+    listed.write_text(json.dumps(held))
+    says = (
+        rf"{tmp_path}: does not fit this model, or is damaged \(ValueError: a tensor of "
+        r"\[10, 6\] is stored as \[4, 6\]\)\. Resume with the registry that made it"
+    )
+    with pytest.raises(DataError, match=says):
+        checkpoint._fill({"a": torch.zeros(10, 6)}, JsonReader(tmp_path), tmp_path)
 
 
 def test_a_view_is_written_without_a_copy_and_alone() -> None:

@@ -18,7 +18,7 @@ from recd_plugins.api import Config, DataError, RecdError
 from recd_plugins.api.data import Split
 from recd_plugins.api.reading import Order, SessionOrder, Tail, parse
 
-__all__ = ["MOST_BATCHES", "MOST_RANGES", "BatchJob", "Request", "read_json"]
+__all__ = ["MOST_BATCHES", "MOST_RANGES", "ONE_VERSION", "BatchJob", "Request", "read_json"]
 
 MOST_BYTES = 1 << 16
 """The largest size of a request."""
@@ -38,6 +38,8 @@ MOST_BATCHES = 64
 """How many batches one request may ask for."""
 MOST_RANGES = 64
 """How many ranges of positions a request may announce."""
+ONE_VERSION = "Run one version of recd-plugins in all ranks and workers, and in the coordinator."
+"""The cure where one end of a call says what the other does not know."""
 ORDERED = [one.name for one in dataclasses.fields(Order) if one.name != "stripe_rows"]
 """The fields of an order that a job has: all except the table's own."""
 
@@ -64,15 +66,29 @@ class BatchJob(Config):
     """Stripes that could not be read; their rows are empty and weigh 0."""
 
     def __post_init__(self) -> None:
-        if len(self.left_out) > MOST_LEFT_OUT or any(not 0 <= n <= MOST for n in self.left_out):
-            raise DataError(f"a job leaves out at most {MOST_LEFT_OUT} stripes of a table.")
+        if len(self.left_out) > MOST_LEFT_OUT:
+            raise DataError(
+                f"a job leaves out {len(self.left_out)} stripes that could not be read, but at "
+                f"most {MOST_LEFT_OUT} can be. Restore the damaged files of the table from a copy."
+            )
+        if any(not 0 <= number <= MOST for number in self.left_out):
+            raise DataError(f"a job leaves out stripes that no table has. {ONE_VERSION}")
         if max(len(self.delivery), len(self.table)) > MOST_DIGEST:
-            raise DataError("a job names its registry and its table, but not by digests.")
+            raise DataError(
+                f"a job names its registry and its table, but not by digests. {ONE_VERSION}"
+            )
         counts = (self.consumers, self.streams, self.rows_per_batch)
         if min(counts) < 1 or not 0 <= self.window <= MOST or max(counts) > MOST:
-            raise DataError(f"a job has {counts} consumers, streams and rows: send it again.")
+            raise DataError(
+                f"a job has {self.consumers} consumers, {self.streams} streams, "
+                f"{self.rows_per_batch} rows a batch and a window of {self.window} stripes, where "
+                f"each must be 1 (the window 0) to {MOST}. {ONE_VERSION}"
+            )
         if self.streams % self.consumers:
-            raise DataError(f"{self.streams} streams are not those of {self.consumers} consumers.")
+            raise DataError(
+                f"a job has {self.streams} streams, which {self.consumers} consumers cannot share "
+                f"equally. {ONE_VERSION}"
+            )
         if self.streams // self.consumers > MOST_STREAMS:
             raise DataError(
                 f"a job has {self.streams // self.consumers} streams for each consumer, but a "
@@ -120,16 +136,24 @@ class Request(Config):
     def __post_init__(self) -> None:
         numbers = [self.epoch, self.batch, *(n for one in self.ahead for n in one)]
         if not (0 <= self.consumer < self.job.consumers and min(numbers) >= 0):
-            raise DataError(f"there is no consumer {self.consumer} or position {min(numbers)}.")
+            raise DataError(
+                f"a request is for consumer {self.consumer} of {self.job.consumers} and position "
+                f"{min(numbers)}, one of which does not exist. {ONE_VERSION}"
+            )
         if not self.batch < self.stop <= self.batch + MOST_BATCHES:
             raise DataError(
                 f"a request is for batches {self.batch} to {self.stop}, but must be for one to "
-                f"{MOST_BATCHES}."
+                f"{MOST_BATCHES} of them. {ONE_VERSION}"
             )
         if max(numbers) > MOST or len(self.ahead) > MOST_RANGES or len(self.client) > 64:
-            raise DataError("a request is out of bounds: send it again.")
+            raise DataError(
+                f"a request has a position above {MOST}, more than {MOST_RANGES} ranges, or a "
+                f"client of more than 64 letters. {ONE_VERSION}"
+            )
         if any(len(one) != 2 or one[0] > one[1] for one in self.ahead):
-            raise DataError("a request announces positions that are not ranges [first, stop).")
+            raise DataError(
+                f"a request announces positions that are not ranges [first, stop). {ONE_VERSION}"
+            )
 
     @property
     def stream(self) -> tuple[str, int, int]:
@@ -147,23 +171,25 @@ class Request(Config):
         try:
             return parse(cls, found, "request")
         except RecdError as error:
-            raise DataError(f"a request is not one ({error}).") from None
+            raise DataError(f"a request is not one ({error}). {ONE_VERSION}") from None
 
 
 def read_json(data: bytes, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
     """The mapping in a message, whose numbers are finite, whose integers have 64 bits and whose
     texts are Unicode; raises `DataError` for anything else."""
     if len(data) > most_bytes:
-        raise DataError(f"a message has {len(data)} bytes, but at most {most_bytes} are read.")
+        raise DataError(
+            f"a message has {len(data)} bytes, but at most {most_bytes} are read. {ONE_VERSION}"
+        )
     try:
         text = data.decode()
         found = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
         if "\\u" in text:  # may be half of a surrogate pair, which cannot be encoded
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise DataError(f"a message is not JSON ({error}).") from None
+        raise DataError(f"a message is not JSON ({error}). {ONE_VERSION}") from None
     if not isinstance(found, dict):
-        raise DataError("a message must be a JSON mapping.")
+        raise DataError(f"a message is JSON, but no mapping. {ONE_VERSION}")
     return found
 
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from recd_dsi.service.calls import LARGEST_ANSWER
+from recd_dsi.service.job import ONE_VERSION
 from recd_plugins.api import DataError
 
 __all__ = ["NotShared", "SharedReader", "SharedRing", "WrittenOver"]
@@ -174,7 +175,7 @@ def _places(found: bytes) -> list[_Place]:
     if not found or len(found) % PLACE.size:
         raise DataError(
             f"a worker describes in {len(found)} bytes where batches are, which cannot be read. "
-            "Send them again."
+            f"{ONE_VERSION}"
         )
     places = [_Place(*one) for one in PLACE.iter_unpack(found)]
     first, last = places[0], places[-1]
@@ -182,15 +183,21 @@ def _places(found: bytes) -> list[_Place]:
     for one in places:
         if (one.lot, one.pid, one.fd, one.at, one.room) != (*first[:3], behind, first.room):
             raise DataError(
-                "a worker reports that the batches of one answer are not next to each other. Ask "
-                "it again."
+                "a worker reports that the batches of one answer are not next to each other. "
+                f"{ONE_VERSION}"
             )
         behind += _aligned(min(one.size, MOST))
     room, size = first.room, behind - first.at
     if not 0 < room <= MOST or size > LARGEST_ANSWER or first.at > MOST:
-        raise DataError(f"a worker says that batches of {size} bytes lie in {room} bytes.")
+        raise DataError(
+            f"a worker says that batches of {size} bytes lie in {room} bytes of memory, which "
+            f"cannot be. {ONE_VERSION}"
+        )
     if first.at % room + last.at + last.size - first.at > room:
-        raise DataError(f"a worker says that batches reach beyond the {room} bytes where they lie.")
+        raise DataError(
+            f"a worker says that batches reach beyond the {room} bytes where they lie. "
+            f"{ONE_VERSION}"
+        )
     return places
 
 

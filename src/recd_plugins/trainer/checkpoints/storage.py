@@ -39,7 +39,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from recd_plugins.compat.pytorch import StoredBytes, narrow_tensor_by_index
-from recd_plugins.errors import DataError
 from recd_plugins.trainer.checkpoints.files import damaged_file, refused, write_json
 
 __all__ = ["FileSlice", "JsonReader", "JsonWriter", "alone", "read_into"]
@@ -203,13 +202,14 @@ def read_into(
     """Fill `target` with the part at `offsets`, of `sizes`, of the tensor that torch.save wrote.
 
     Rows are read piece by piece if they are stored one after another. A tensor that is read whole
-    is checked against the checksum that was written with it.
+    is checked against the checksum that was written with it. Raises errors of any kind if it is
+    not that tensor; the checkpoint names the file, and says what to do.
     """
     # On the meta device: no number is read.
     stored = torch.load(cast("IO[bytes]", file), map_location="meta", weights_only=True)
     part = narrow_tensor_by_index(stored, offsets, sizes)
     if part.size() != target.size():
-        raise DataError(f"a tensor of {list(target.size())} is stored as {list(part.size())}.")
+        raise ValueError(f"a tensor of {list(target.size())} is stored as {list(part.size())}")
     if not part.numel():
         return
     rows, into = (one.reshape(1) if one.dim() == 0 else one for one in (part, target))
