@@ -125,7 +125,8 @@ def test_files_that_iceberg_keeps_no_more_are_refused(
     )
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata" / "v1.metadata.json").write_text("{}")
-    monkeypatch.setattr("recd_plugins.data.files.snapshots._iceberg", lambda *_: ({now: None}, ""))
+    reads = "recd_plugins.data.files.snapshots.iceberg_snapshot"
+    monkeypatch.setattr(reads, lambda *_: ({now: None}, ""))
     assert items(files_of([now])) == [1]
     with pytest.raises(DataError, match=r"a\.parquet: Iceberg keeps .*no such file"):
         found_files(before.parent)
