@@ -44,6 +44,29 @@ def test_a_process_that_is_killed_leaves_no_folder_of_sockets() -> None:
     assert not Path(folder).exists()
 
 
+RANKS = """
+import os, signal
+from recd_plugins.launch.ranks import Ranks, RankStart
+if __name__ == "__main__":
+    ranks = Ranks([RankStart(environment={})], preload=[])
+    assert any(files for *_, files in os.walk(os.environ["TMPDIR"]) if "printed" in files)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_leaves_nothing_that_its_ranks_printed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RANKS)
+    with tempfile.TemporaryDirectory() as folder:  # sockets allow no path as long as tmp_path's
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run([sys.executable, program], env=environment, timeout=LIMIT)
+        assert done.returncode == -signal.SIGKILL
+        deadline = time.monotonic() + LIMIT
+        while any(Path(folder).rglob("printed")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(Path(folder).rglob("printed"))
+
+
 KILLED = """
 import os, signal
 from recd_plugins.compat.copied_server import copy_as_fork_server

@@ -1,6 +1,6 @@
 """What a fork server does before all else. The signals that are for its ranks do not end it. Torch
 and TorchRec log only errors, in it and in what it forks. At its end it removes the folder of its
-socket, which a process that was killed leaves behind.
+socket, which a process that was killed leaves behind, with what its ranks printed.
 
 The server imports this module first, and nobody else does. It runs until the process that started
 it and all that were forked for that process are gone, so nobody uses the folder any more.

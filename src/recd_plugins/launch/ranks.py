@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,7 +197,8 @@ class _Process:
         os.environ.setdefault(NVML_CHECK, "1")  # for the server, which inherits it
         context = fork_server(*preload)
         self.connection, theirs = context.Pipe()
-        self._folder = tempfile.TemporaryDirectory(prefix="recd-rank-")
+        # In the folder of the server's socket, which the server removes if this process is killed.
+        self._folder = tempfile.TemporaryDirectory(prefix="recd-rank-", dir=get_temp_dir())
         self._printed = Path(self._folder.name) / "printed"
         self._printed.touch()
         self._printed_before = 0
