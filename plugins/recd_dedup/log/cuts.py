@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pyarrow.compute as pc
 
+from recd_dedup.log.log_block import read_block
 from recd_dedup.log.marks import MARKS, Marks, lives
 from recd_dedup.log.sealed import SealedFiles
 from recd_dedup.log.shard_file import (
@@ -17,7 +18,6 @@ from recd_dedup.log.shard_file import (
     frames_between,
     held_in,
     name_of,
-    read_block,
     shard_of,
 )
 from recd_plugins.api.data import Cuts, Location

@@ -29,6 +29,7 @@ import zstandard
 from recd_dedup.log.codec import lying_at
 from recd_dedup.log.cuts import WriterCuts
 from recd_dedup.log.deleted import readable
+from recd_dedup.log.log_block import LogBlock, messages_within, read_block
 from recd_dedup.log.manifest import MANIFEST, Manifest
 from recd_dedup.log.marks import MARKS, WriterMarks
 from recd_dedup.log.routing import check_messages, routed
@@ -39,16 +40,13 @@ from recd_dedup.log.shard_file import (
     Damaged,
     Frame,
     Fsync,
-    LogBlock,
     Sealed,
     ShardFile,
     cut_short,
     file_name,
     frames,
     frames_between,
-    messages_within,
     name_of,
-    read_block,
     report_damage,
     shard_files,
     shard_folder,
