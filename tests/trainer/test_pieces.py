@@ -26,7 +26,8 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system, mapped
-from recd_plugins.trainer.checkpoints import checkpoint, storage
+from recd_plugins.trainer.checkpoints import storage
+from recd_plugins.trainer.checkpoints.job_tensors import fill
 from recd_plugins.trainer.checkpoints.storage import (
     FileSlice,
     JsonReader,
@@ -110,7 +111,7 @@ def test_a_checkpoint_whose_tensor_does_not_fit_says_what_to_do(tmp_path: Path) 
         r"\[10, 6\] is stored as \[4, 6\]\)\. Resume with the registry that made it"
     )
     with pytest.raises(DataError, match=says):
-        checkpoint._fill({"a": torch.zeros(10, 6)}, JsonReader(tmp_path), tmp_path)
+        fill({"a": torch.zeros(10, 6)}, JsonReader(tmp_path), tmp_path)
 
 
 def test_a_view_is_written_without_a_copy_and_alone() -> None:

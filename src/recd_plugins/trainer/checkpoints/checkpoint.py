@@ -21,13 +21,12 @@ import errno
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
@@ -52,6 +51,15 @@ from recd_plugins.trainer.checkpoints.files import (
     read_rank,
     write_digest,
     write_json,
+)
+from recd_plugins.trainer.checkpoints.job_tensors import (
+    begin_anew,
+    bytes_to_write,
+    fill,
+    materialise,
+    not_finite,
+    restore,
+    tensors_of,
 )
 from recd_plugins.trainer.checkpoints.optimizer_numbers import (
     RateOf,
@@ -91,9 +99,6 @@ __all__ = [
 ]
 
 OnDamaged = Literal["stop", "go_back"]
-
-PIECE = 1 << 22
-"""How many numbers are checked at a time."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a system with no room for a file, or with none left that this user may take."""
@@ -216,9 +221,9 @@ class Checkpoints:
         """
         target = self._folder / f"step-{step:08}"
         part = target.with_suffix(".part")
-        tensors, beside = _tensors(job), beside_tensors(job.model)
+        tensors, beside = tensors_of(job), beside_tensors(job.model)
         wrong = {
-            name for names in on_every_rank(lambda: _not_finite(job, tensors)) for name in names
+            name for names in on_every_rank(lambda: not_finite(job, tensors)) for name in names
         }
         if wrong:
             raise NotFiniteError(
@@ -301,7 +306,7 @@ class Checkpoints:
     def _full(
         self, part: Path, step: int, why: OSError, tensors: Mapping[str, Tensor | ShardedTensor]
     ) -> DiskFullError:
-        needed = sum(on_every_rank(lambda: _bytes(tensors)))
+        needed = sum(on_every_rank(lambda: bytes_to_write(tensors)))
         if dist.get_rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
         dist.barrier()
@@ -333,19 +338,19 @@ class Checkpoints:
         numbers = saved["optimizers"]
         reader = JsonReader(path)
         kept = reader.read_metadata().state_dict_metadata
-        _materialise(job)
-        anew = _begin_anew(job, kept, numbers)
+        materialise(job)
+        anew = begin_anew(job, kept, numbers)
         tensors = {
             name: one
-            for name, one in _tensors(job).items()
+            for name, one in tensors_of(job).items()
             if name.rpartition("/")[0].removeprefix("optimizer.") not in anew
         }
         asked = as_named(tensors, own_of(kept, dist.get_rank()), dist.get_rank())
-        _fill(asked, reader, path)
+        fill(asked, reader, path)
         # A rank has the optimizer states of only its own tables.
         taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
         begun_anew = {name for names in on_every_rank(lambda: anew) for name in names}
-        _restore(job, tensors, mine.get("model", {}))
+        restore(job, tensors, mine.get("model", {}))
         restore_states(job, numbers)
         file = path / f"rank-{dist.get_rank()}.json"
         random = restored_random_state(mine, job.device, file)
@@ -367,118 +372,12 @@ class Checkpoints:
         )
 
 
-def _fill(tensors: dict[str, Tensor | ShardedTensor], reader: JsonReader, path: Path) -> None:
-    """Fill the tensors from the checkpoint at `path`; `DataError` if it does not fit them."""
-    try:
-        dcp.load(tensors, storage_reader=reader)
-    except dcp.api.CheckpointException as error:
-        first = next(iter(error.failures.values()))[0]
-        if isinstance(first, DataError):
-            raise first from error
-        raise DataError(
-            f"{path}: does not fit this model, or is damaged ({type(first).__name__}: "
-            f"{first}). Resume with the registry that made it (job.json holds it), or remove "
-            "the folder, and --resume takes the one before."
-        ) from error
-
-
 def _mapping_of(mine: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
     """What `file` has of this rank under a name; empty if it has nothing there."""
     state = mine.get(name, {})
     if not isinstance(state, dict):
         raise damaged_file(file, f"its {name!r} is no mapping")
     return state
-
-
-def _tensors(job: Job) -> dict[str, Tensor | ShardedTensor]:
-    """All tensors that a checkpoint holds, by a flat name."""
-    tensors: dict[str, Any] = {
-        f"model.{name}": value
-        for name, value in job.model.state_dict().items()
-        if isinstance(value, Tensor | ShardedTensor)
-    }
-    for name, states in job.optimizer.state_dict()["state"].items():
-        for key, value in states.items():
-            if isinstance(value, Tensor | ShardedTensor):
-                tensors[f"optimizer.{name}/{key}"] = value
-    return tensors
-
-
-def _not_finite(job: Job, tensors: Mapping[str, Tensor | ShardedTensor]) -> list[str]:
-    """The parameters of which this rank's part has numbers that are not finite."""
-    found = []
-    for name, parameter in job.model.named_parameters():
-        value = tensors.get(f"model.{name}")
-        if value is None or not parameter.requires_grad:
-            continue
-        parts = (
-            [shard.tensor for shard in value.local_shards()]
-            if isinstance(value, ShardedTensor)
-            else [value]
-        )
-        if not all(_is_finite(part) for part in parts):
-            found.append(name)
-    return found
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite, checked piece by piece: a table may be larger than memory."""
-    if not tensor.numel():
-        return True
-    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
-    each = max(1, len(rows) * PIECE // rows.numel())
-    return bool(torch.stack([piece.isfinite().all() for piece in rows.split(each)]).all())
-
-
-def _materialise(job: Job) -> None:
-    """Have optimizers that make their state in their first step (Adam) make it now."""
-    for _, optimizer in job.optimizer.optimizers:
-        if not optimizer.state_dict()["state"] and hasattr(optimizer, "init_state"):
-            optimizer.init_state()
-
-
-def _begin_anew(job: Job, kept: Collection[str], numbers: Mapping[str, Any]) -> list[str]:
-    """The parameters of this rank that another optimizer stepped before: their states begin anew.
-    Tables are such parameters if one plan has them data-parallel and the other does not.
-
-    The states of such dense parameters are removed here, and their first step makes them again. So
-    are the states that the checkpoint lacks because a parameter had no gradient before it.
-    """
-    had: dict[str, set[str]] = {}
-    for one in kept:
-        name, _, key = one.rpartition("/")
-        had.setdefault(name, set()).add(key)
-    tables = job.model.fused_optimizer.params
-    found = []
-    for name, states in job.optimizer.state_dict()["state"].items():
-        before = had.get(f"optimizer.{name}", set())
-        if not before.isdisjoint(states) or name in numbers["states"]:
-            continue
-        if name not in tables:
-            job.dense.state.pop(job.optimizer.params[name])
-        # SGD of tables has no states, and the checkpoint has its rates.
-        was_table = name in numbers["tables"]
-        if before or (states if name in tables else was_table):
-            found.append(name)
-    return found
-
-
-def _restore(
-    job: Job, tensors: Mapping[str, Tensor | ShardedTensor], beside: Mapping[str, Any]
-) -> None:
-    """Load the tensors, which `dcp.load` filled in place, into modules and optimizers that hold
-    copies, and load the values `beside` them into the model."""
-    of_model = {
-        name.removeprefix("model."): v for name, v in tensors.items() if name[:6] == "model."
-    }
-    job.model.load_state_dict({**of_model, **beside})
-    state = job.optimizer.state_dict()
-    for name, states in state["state"].items():
-        for key in states:
-            filled = tensors.get(f"optimizer.{name}/{key}")
-            if filled is not None:
-                states[key] = filled
-    job.optimizer.load_state_dict(state)
 
 
 def _make_anew(part: Path) -> None:
@@ -503,15 +402,3 @@ def _causes(error: dcp.api.CheckpointException | OSError) -> list[BaseException]
 
 def _is_full(error: BaseException) -> TypeGuard[OSError]:
     return isinstance(error, OSError) and error.errno in FULL
-
-
-def _bytes(tensors: Mapping[str, Tensor | ShardedTensor]) -> int:
-    """About how many bytes of them this rank writes; rank 0 writes the tensors that all ranks
-    have."""
-    first = dist.get_rank() == 0
-    return sum(
-        sum(shard.tensor.nbytes for shard in value.local_shards())
-        if isinstance(value, ShardedTensor)
-        else value.nbytes * first
-        for value in tensors.values()
-    )
