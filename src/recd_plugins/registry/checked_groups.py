@@ -13,10 +13,10 @@ from recd_plugins.sparse.groups import wrong_if_made
 if TYPE_CHECKING:
     from recd_plugins.sparse.groups import Groups
 
-__all__ = ["check_features", "check_groups", "check_unique_shares"]
+__all__ = ["check_converter_groups", "check_group_features", "check_unique_shares"]
 
 
-def check_groups(groups: Any, who: str) -> None:
+def check_converter_groups(groups: Any, who: str) -> None:
     """Check that these are groups of features, each feature in one of them."""
     if not _is_groups(groups):
         raise PluginError(
@@ -30,7 +30,7 @@ def check_groups(groups: Any, who: str) -> None:
         )
 
 
-def check_features(
+def check_group_features(
     groups: Groups, known: Collection[str], made: Mapping[str, Sequence[str]], who: str
 ) -> None:
     """Check that the features of groups exist; `made` has those that steps make, with what they

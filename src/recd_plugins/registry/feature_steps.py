@@ -38,8 +38,8 @@ from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.registry.checked_groups import (
-    check_features,
-    check_groups,
+    check_converter_groups,
+    check_group_features,
     check_unique_shares,
 )
 from recd_plugins.registry.choice import Choice
@@ -392,10 +392,10 @@ class FeatureSteps:
                 "that it deduplicates, so no model can be adapted to its batches. Give the "
                 "converter an attribute `groups`, a tuple of tuples of features."
             )
-        check_groups(groups, self._who_converts)
+        check_converter_groups(groups, self._who_converts)
         if self._registry.has_dataset or self._looked_at:
             known = self.whole_schema.sparse_names
-            check_features(groups, known, made_of(self.steps), self._who_converts)
+            check_group_features(groups, known, made_of(self.steps), self._who_converts)
         if not groups and not isinstance(self.converter, Explains):  # else it says why
             choice = self._registry.one("dedup")
             self._found([_takes_none(choice)])
