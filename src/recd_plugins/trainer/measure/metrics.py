@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recd_plugins.data.schema import Label
-from recd_plugins.trainer.measure.gathered import gathered_uneven
+from recd_plugins.trainer.measure.by_rank import uneven_by_rank
 
 __all__ = ["LabelMetrics", "Metrics", "MetricsWindow", "joined_windows"]
 
@@ -182,7 +182,7 @@ class MetricsWindow:
         dist.all_reduce(sums)
         entropy, seen, positive, negative, samples = sums[2:].unbind()
         own = torch.stack([torch.cat(part) for part in zip(*self._outputs, strict=True)])
-        outputs = torch.cat(gathered_uneven(own), dim=1)
+        outputs = torch.cat(uneven_by_rank(own), dim=1)
         outputs = outputs[:, outputs[2] > 0]
         if self._auc_samples is None:
             self.calibration = _calibration(*outputs)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from recd_plugins.slots import Callback
 from recd_plugins.trainer.checkpoints.positions import Positions
-from recd_plugins.trainer.measure.gathered import gathered
+from recd_plugins.trainer.measure.by_rank import by_rank
 from recd_plugins.trainer.measure.memory import OTHER, OWNERS, PeakMemory, memory_owners
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, PHASES, Traffic, TrafficCounter
 
@@ -256,7 +256,7 @@ def _gathered(mine: Mapping[str, Sequence[float]], device: torch.device) -> dict
         dtype=torch.float64,
         device=device,
     )
-    every = torch.stack(gathered(own)).cpu()
+    every = torch.stack(by_rank(own)).cpu()
     parts = every.split([len(numbers) for numbers in mine.values()], dim=1)
     return dict(zip(mine, parts, strict=True))
 

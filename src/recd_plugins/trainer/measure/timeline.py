@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recd_plugins.trainer.measure.breakdown import STEP, Span, collectives_of, lane
-from recd_plugins.trainer.measure.gathered import gathered_uneven
+from recd_plugins.trainer.measure.by_rank import uneven_by_rank
 
 __all__ = ["timeline", "timelines_of_ranks"]
 
@@ -49,4 +49,4 @@ def timeline(spans: Iterable[Span]) -> dict[str, Any]:
 def timelines_of_ranks(mine: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
     """The timelines of the first `RANKS` ranks; every rank must call it."""
     text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
-    return [json.loads(bytes(one.tolist())) for one in gathered_uneven(text)[:RANKS]]
+    return [json.loads(bytes(one.tolist())) for one in uneven_by_rank(text)[:RANKS]]

@@ -7,19 +7,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["gathered", "gathered_uneven"]
+__all__ = ["by_rank", "uneven_by_rank"]
 
 
-def gathered(mine: Tensor) -> list[Tensor]:
+def by_rank(mine: Tensor) -> list[Tensor]:
     """The tensor of each rank; all have one shape."""
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     return every
 
 
-def gathered_uneven(mine: Tensor) -> list[Tensor]:
+def uneven_by_rank(mine: Tensor) -> list[Tensor]:
     """The [..., n] of each rank, whose n may differ."""
     count = mine.shape[-1]
-    counts = [int(one) for one in gathered(torch.tensor([count], device=mine.device))]
-    padded = gathered(pad(mine, (0, max(counts) - count)))
+    counts = [int(one) for one in by_rank(torch.tensor([count], device=mine.device))]
+    padded = by_rank(pad(mine, (0, max(counts) - count)))
     return [part[..., :count] for part, count in zip(padded, counts, strict=True)]
