@@ -1,9 +1,10 @@
 """Modules that take an IKJT: embeddings of unique samples, poolings on them, models adapted.
 
 `adapt` makes a trainer's model take unique samples: its collections (`dedup`) look them up
-(`lookup`), and its poolings run on them (`pooling`, checked by `pooled_check`). What they yield is
-`unexpanded` until code reads it, which has it copied to all samples (`expand`). `scored` has
-embeddings times the weights of their ids.
+(`lookup`), and its poolings run on them (`pooling`, checked by `pooled_check`) unless a trial says
+that all samples would give something else (`pooling_trial`). What they yield is `unexpanded` until
+code reads it, which has it copied to all samples (`expand`). `scored` has embeddings times the
+weights of their ids.
 
 `sharded` has each part of such a collection sharded as TorchRec would, behind one module
 (`sharded_parts`) whose outputs are `tied`; `input_check` looks at its first batch. `adapted_plan`
