@@ -21,7 +21,7 @@ import time
 
 import torch
 
-from benchmarks.copies import import_for_all, run_in_a_copy
+from benchmarks.copied_process import import_for_all, run_in_a_copy
 from benchmarks.kept import keep, kept_results
 from benchmarks.pages import draw, limit_rows
 from benchmarks.suites import SUITES, Suite

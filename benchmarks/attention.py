@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Figure, Limit, Report, Round, alternate, dropped, main, spread
-from benchmarks.limits import alone, copies, reads
+from benchmarks.limits import copies, one_after_another, reads
 from recd_dlrm.poolings.attention import Attention, AttentionConfig
 from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
 from recd_plugins.embedding.expand import expand_values
@@ -227,7 +227,7 @@ def writing(rows: int) -> Least:
     lengths, lookup = sessions(rows)
     every = np.ones((int(lengths[lookup].sum()), DIM), dtype=np.float32)
     return Least(
-        alone(copies([every]), reads([every])),
+        one_after_another(copies([every]), reads([every])),
         "writing the embeddings of all samples, and reading their gradients, each once, by numpy",
     )
 

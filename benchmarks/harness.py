@@ -37,6 +37,7 @@ __all__ = [
     "alternate",
     "conditions_of",
     "dropped",
+    "have_allocator",
     "main",
     "new_garbage_alone",
     "print_json",
@@ -205,9 +206,8 @@ def main(
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(argv)
     allocator = ALLOCATOR if keeps_memory else {}
-    if any(os.environ.get(name) != value for name, value in allocator.items()):
-        # glibc reads these when a process starts.
-        os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
+    if keeps_memory:
+        have_allocator()
     load = os.getloadavg()[0]
     report = measure(options.quick)
     settings = {"quick": options.quick, "allocator": allocator}
@@ -216,6 +216,13 @@ def main(
         print_json(suite, conditions, report.figures)
     else:
         print_table(suite, conditions, report.figures)
+
+
+def have_allocator() -> None:
+    """Start this program again if it has not the allocator of suites, for glibc reads its settings
+    when a process starts."""
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
 
 
 def conditions_of(

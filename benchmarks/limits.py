@@ -16,12 +16,12 @@ from recd_plugins.data.table import Table
 from recd_plugins.sparse.rows.repeats import repeats
 
 __all__ = [
-    "alone",
     "copies",
     "decoding",
     "entropy",
     "least_step",
     "link_seconds",
+    "one_after_another",
     "reads",
     "without_repeats",
 ]
@@ -80,8 +80,8 @@ def reads(arrays: Sequence[Numbers]) -> Callable[[], None]:
     return read
 
 
-def alone(*calls: Callable[[], object]) -> Callable[[], None]:
-    """A call that makes all of these calls, one after another."""
+def one_after_another(*calls: Callable[[], object]) -> Callable[[], None]:
+    """A call that makes all of these calls."""
 
     def run() -> None:
         for call in calls:

@@ -34,6 +34,7 @@ range. `python -m benchmarks.compare COMMIT COMMIT` says what got slower beyond 
 the bound of a figure by the work that nobody can leave out, and the share is what is reached of it:
 [docs/limits.md](docs/limits.md) says what each limit is made of. A trend is that of one kind of
 machine; `elsewhere` has the newest value of each other kind."""
+MET = {None: "", True: "met", False: "**missed**"}
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
@@ -443,9 +444,9 @@ def table_rows(results: Sequence[KeptResult], table: SuiteTable) -> Iterator[str
     yield "|---|---|---|---|---|"
     for figure in found:
         if figure is not None:
-            met = {None: "", True: "met", False: "**missed**"}[figure.met]
             run = f"{'quick, ' * figure.of.quick}{figure.of.date}, {figure.of.processor}"
-            yield f"| {_cell(figure.name)} | {figure.shown} | {figure.target} | {met} | {run} |"
+            cells = (_cell(figure.name), figure.shown, figure.target, MET[figure.met], run)
+            yield f"| {' | '.join(cells)} |"
 
 
 def headline_rows(results: Sequence[KeptResult]) -> Iterator[str]:
@@ -554,7 +555,6 @@ def _elsewhere(history: Sequence[KeptFigure]) -> str:
 
 def _row(history: Sequence[KeptFigure], run: KeptResult) -> str:
     one = history[-1]
-    met = {None: "", True: "met", False: "**missed**"}[one.met]
     spread = one.values["spread"]
     before = [each for each in history[:-1] if each.of.processor == one.of.processor]
     trend = _trend(before[-1], one) if before else ""
@@ -566,7 +566,7 @@ def _row(history: Sequence[KeptFigure], run: KeptResult) -> str:
         one.shown_limit,
         one.share,
         one.target,
-        met,
+        MET[one.met],
         "" if spread is None else f"{spread:.0%}",
         trend,
     )

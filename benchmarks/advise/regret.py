@@ -143,7 +143,7 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def searched(setting: Setting, base: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def searched(base: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every plan on every table, deduplicated in every way."""
     users = [one["name"] for one in base["dataset"]["features"] if one.get("kind") == "user"]
     sequences = [one for one in users if one.startswith("h_")] or users[:2]
@@ -344,7 +344,7 @@ class _Search:
             advised = {"advised": list(advice.walk.kept), "registry": advice.values}
             self._done = {"sizes": sizes, **advised, "refused": {}, "stages": []}
             self._save()
-        every = list(searched(setting, base).items())[:most]
+        every = list(searched(base).items())[:most]
         self._values = {name: one for name, one in every if one != self._done["registry"]}
         self._values[ADVISED] = self._done["registry"]
         self._stages = stages_of(len(self._values) - 1, quick)

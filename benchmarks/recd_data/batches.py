@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness import Figure, Limit, Round, alternate
-from benchmarks.limits import alone, copies, reads
+from benchmarks.limits import copies, one_after_another, reads
 from benchmarks.models import SMALL, sessions
 from benchmarks.recd_data.quotient import quotient
 from benchmarks.recd_data.reading import batches, steps
@@ -301,7 +301,7 @@ def _least(inputs: Sequence[Columns], groups: Groups) -> Callable[[], None]:
     ids = [column.values.numpy() for columns in inputs for column in columns.values()]
     ikjts = [InverseKeyedJaggedTensor.from_jagged(columns, groups) for columns in inputs]
     held = [(one.kjt.values(), one.kjt.lengths(), one.inverse_lookup) for one in ikjts]
-    return alone(reads(ids), copies([part.numpy() for parts in held for part in parts]))
+    return one_after_another(reads(ids), copies([part.numpy() for parts in held for part in parts]))
 
 
 def padded_unique(columns: Columns, group: Sequence[str]) -> tuple[list[Jagged], Tensor]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from benchmarks.harness import ALLOCATOR
+from benchmarks.harness import have_allocator
 from recd_plugins.compat.copied_server import copy_as_fork_server
 
 __all__ = ["import_for_all", "run_in_a_copy"]
@@ -27,9 +27,7 @@ IMPORTED = (
 
 def import_for_all() -> None:
     """Give this process what its copies need: the allocator of suites, and imports."""
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        # glibc reads these when a process starts.
-        os.execve(sys.executable, sys.orig_argv, os.environ | ALLOCATOR)
+    have_allocator()
     for module in IMPORTED:
         importlib.import_module(module)
 
