@@ -137,4 +137,4 @@ def test_what_cannot_be_is_left_out() -> None:
 def test_the_search_has_forty_registries_and_more() -> None:
     for setting in SETTINGS:
         base = setting.registry(Path("data"), Path("topology.yaml"), 100)
-        assert len(searched(setting, base)) >= 40
+        assert len(searched(base)) >= 40

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 import recd_plugins as rp
 from recd_plugins.cli.main import app
 from recd_plugins.data import rewrite as rewriting
-from recd_plugins.data.layout import coalesced_ios, layout_of
+from recd_plugins.data.layout import layout_of
+from recd_plugins.data.parquet.coalesced_reads import coalesced_ios
 from recd_plugins.data.reader.read_log import note_reading, popularity, with_digest
 from recd_plugins.data.rewrite import RewriteConfig, columns_after, flattened, rewrite
 from recd_plugins.errors import DataError

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_dlrm.datasets import movielens
+from recd_dlrm.datasets.flat_columns import History
 from recd_dlrm.datasets.movielens import MovieLens, MovieLensConfig, build_movielens
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Split
@@ -120,7 +121,7 @@ def test_histories_are_those_of_a_plain_loop(
 
 @pytest.mark.parametrize("history", ["frozen", "growing"])
 def test_the_real_ratings(
-    real_data: Callable[[str], Path], history: movielens.History, tmp_path: Path
+    real_data: Callable[[str], Path], history: History, tmp_path: Path
 ) -> None:
     path = real_data("ml100k/ml-100k.inter")
     dataset = MovieLens(MovieLensConfig(path=path, history=history))

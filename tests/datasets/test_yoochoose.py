@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_dlrm.datasets import yoochoose
+from recd_dlrm.datasets.flat_columns import History
 from recd_dlrm.datasets.yoochoose import Yoochoose, YoochooseConfig, build_yoochoose
 from recd_plugins.data.dataset import Split
 from recd_plugins.errors import DataError
@@ -132,7 +133,7 @@ def test_histories_are_those_of_a_plain_loop(
 
 @pytest.mark.parametrize("history", ["frozen", "growing"])
 def test_the_real_clicks(
-    real_data: Callable[[str], Path], history: yoochoose.History, tmp_path: Path
+    real_data: Callable[[str], Path], history: History, tmp_path: Path
 ) -> None:
     real = real_data("yoochoose/clicks.tsv")
     dataset = Yoochoose(YoochooseConfig(path=real, history=history))

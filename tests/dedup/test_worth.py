@@ -23,14 +23,12 @@ from recd_dedup.dedup.advisor import Limits, advise_rows
 from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
 from recd_dedup.dedup.sample import SampledBatches, rows_of_batch
 from recd_dedup.dedup.worth import (
-    CALLS_OF_A_FEATURE,
-    CALLS_OF_A_GROUP,
     FeatureUse,
     StepPrices,
     WorthInBytes,
     WorthInSeconds,
 )
-from recd_plugins.api.embedding import PoolingSeconds
+from recd_plugins.api.embedding import CALLS_OF_A_FEATURE, CALLS_OF_A_GROUP, PoolingSeconds
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table

@@ -23,7 +23,8 @@ from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_sizes import Coalesce, MergedRows, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes
+from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import Link, Topology
 
 LINKS = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)

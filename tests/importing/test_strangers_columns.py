@@ -37,9 +37,7 @@ def recd(*words: object) -> str:
     return result.stdout
 
 
-def imported(
-    folder: Path, column: pa.Array, name: str = "x"
-) -> tuple[dict[str, Any], list[Any], list[str]]:
+def imported(folder: Path, column: pa.Array, name: str = "x") -> tuple[Any, list[Any], list[str]]:
     """What is proposed of a column, what an import makes of it, and the doubts."""
     label = pa.array(DRAW.integers(0, 2, len(column)))
     path = folder / "a.parquet"

@@ -230,7 +230,7 @@ def test_a_key_is_needed_by_requests_and_events_alone(brokers, tmp_path):
         other.produce("heartbeats", value, key, partition=1, timestamp=5)
         assert other.flush(60) == 0
 
-    def rows(**more: str) -> tuple[list[int], JoinReport]:
+    def rows(**more: str) -> tuple[list[list[int]], JoinReport]:
         messages = dataclasses.replace(JSON, **kinds, **more)
         log, report = opened(brokers, "heartbeats"), JoinReport()
         streams = joined(

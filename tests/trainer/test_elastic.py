@@ -15,6 +15,7 @@ from jobs import REGISTRY, metrics
 from torch.distributed import HashStore
 
 from recd_plugins.errors import RecdError
+from recd_plugins.launch.environment import ELASTIC
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer import elastic
@@ -70,14 +71,14 @@ def attempt(
     settings = [f"folder={folder}/data", f"train.run={folder}/{name}", *SETTINGS, *overrides]
     named = elastic._parent
     if parent is not None:
-        os.environ[elastic.ELASTIC] = "a-job"
+        os.environ[ELASTIC] = "a-job"
         elastic._parent = lambda: parent  # the pool has one parent for all of its life
     try:
         return train(load(Path(folder) / "registry.yaml", settings), torch.device("cpu"))
     except RecdError as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        os.environ.pop(elastic.ELASTIC, None)
+        os.environ.pop(ELASTIC, None)
         elastic._parent = named
 
 
