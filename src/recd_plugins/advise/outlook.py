@@ -15,10 +15,11 @@ from recd_plugins.additions import Values
 from recd_plugins.advise.model_and_batches import ModelAndBatches, ModelOfRegistry
 from recd_plugins.data.progress import Progress, silent
 from recd_plugins.embedding.unique_calls import calls_of_unique_samples
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, listed, so_many
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import COLLECTIVES, Cost, priced
+from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import Lane
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.step.compute import Compute
     from recd_plugins.slots import Planner
 
-__all__ = ["Outlook", "Outlooks"]
+__all__ = ["Outlook", "Outlooks", "changes_in_words"]
 
 COUNTED_BY = ("dataset", "etl", "reader", "preprocess", "model", "pooling", "folder")
 """The keys of registry.yaml that, besides feature groups, decide what is looked up."""
@@ -155,6 +156,24 @@ class Outlook:
             "mapped": list(self.mapped),
             "lacks": self.lacks,
         }
+
+
+def changes_in_words(outlook: Outlook, before: Outlook) -> str:
+    """The changes from one outlook to another, of a step and of memory."""
+    words = [f"{before.ms:.3g} -> {outlook.ms:.3g} ms a step"]
+    sent, now = (sum(one.bytes_by_link.values()) for one in (before, outlook))
+    words.append(f"{in_bytes(sent)} -> {in_bytes(now)} exchanged a rank")
+    more = outlook.memory - before.memory
+    words.append(f"{in_bytes(more, sign=True)} of memory a rank")
+    if outlook.groups and outlook.groups != before.groups:
+        words.append(f"{so_many(outlook.groups, 'group')} of features on unique samples")
+    if outlook.hot:
+        words.append(f"{outlook.hot:.0%} of batches hot")
+    if outlook.mapped != before.mapped:
+        words.append(f"{listed(outlook.mapped) or 'no table'} in mapped files")
+    if before.lacks:
+        words.append("without it memory has no room for the tables")
+    return ", ".join(words)
 
 
 class Outlooks:

@@ -21,16 +21,14 @@ from typing import Literal
 from recd_plugins.additions import NotHere, Situation, Values
 from recd_plugins.advise.added_values import answer_of, in_order, with_plugin
 from recd_plugins.advise.goal import AdviceGoal
-from recd_plugins.advise.outlook import Outlook, Outlooks
+from recd_plugins.advise.outlook import Outlook, Outlooks, changes_in_words
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import (
     CapabilityError,
     RecdError,
     listed,
-    so_many,
 )
 from recd_plugins.hooks.catalog import ClaimedAddition
-from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.registry.source import as_of_yaml
 
 __all__ = [
@@ -251,7 +249,7 @@ class _OnTheWay:
             for other in more[:-1]:
                 self._settle(other, "kept", f"{addition.name} pays with it")
             self._waiting = [one for one in self._waiting if one not in more]
-            self._put(claim, "kept", self._in_words(outlook, self.best), outlook, gain)
+            self._put(claim, "kept", changes_in_words(outlook, self.best), outlook, gain)
             self._keep(claim, [*self._kept, *more], outlook)
             return
         else:
@@ -334,7 +332,7 @@ class _OnTheWay:
                 continue
             outlook, rest, gone = min(tries, key=lambda one: self._goal.score(one[0]))
             gain = self._goal.gain(outlook, self.best)
-            words = self._in_words(outlook, self.best)
+            words = changes_in_words(outlook, self.best)
             for other in gone:
                 why = f"{name} in its place saves {gain:.1%}"
                 for one in (other, *self._replaced.pop(other.addition.name, ())):
@@ -496,23 +494,6 @@ class _OnTheWay:
             dataclasses.replace(one, at_the_end=lost) if one.claim is claim else one
             for one in self.weighed
         ]
-
-    def _in_words(self, outlook: Outlook, before: Outlook) -> str:
-        """The changes from one outlook to another, of a step and of memory, in words."""
-        words = [f"{before.ms:.3g} -> {outlook.ms:.3g} ms a step"]
-        sent, now = (sum(one.bytes_by_link.values()) for one in (before, outlook))
-        words.append(f"{in_bytes(sent)} -> {in_bytes(now)} exchanged a rank")
-        more = outlook.memory - before.memory
-        words.append(f"{in_bytes(more, sign=True)} of memory a rank")
-        if outlook.groups and outlook.groups != before.groups:
-            words.append(f"{so_many(outlook.groups, 'group')} of features on unique samples")
-        if outlook.hot:
-            words.append(f"{outlook.hot:.0%} of batches hot")
-        if outlook.mapped != before.mapped:
-            words.append(f"{listed(outlook.mapped) or 'no table'} in mapped files")
-        if before.lacks:
-            words.append("without it memory has no room for the tables")
-        return ", ".join(words)
 
     def _why_left(self, claim: ClaimedAddition, gain: float, worth: float, outlook: Outlook) -> str:
         # The outlook includes what waits, whose reasons are known already.
