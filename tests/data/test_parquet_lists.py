@@ -276,13 +276,13 @@ OF_DATA = "15 02 15 00 15 06 15 06 00"
         "15 00 15 02 15 02 25 00 00",
         f"1c 15 00 00 15 02 15 02 2c {OF_DATA} 00",
         f"15 00 1c 15 02 00 15 02 2c {OF_DATA} 00",
+        f"15 {'ff ' * 11}",
+        "19",
     ],
-    ids=["count", "facts", "type", "size"],
+    ids=["count", "facts", "type", "size", "a number without an end", "a list"],
 )
-def test_a_header_with_a_number_and_a_struct_exchanged_is_left_to_arrow(
-    header: str,
-) -> None:
-    """As by one bit that flipped."""
+def test_a_damaged_header_is_left_to_arrow(header: str) -> None:
+    """A number and a struct, for one, are exchanged where a bit flipped."""
     whole = bytes.fromhex(f"15 00 15 02 15 02 2c {OF_DATA} 00") + b"x"
     assert [page.num_values for page in pages_of(memoryview(whole), 9)] == [1]
     with pytest.raises(OtherPages):
