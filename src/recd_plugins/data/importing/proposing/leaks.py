@@ -24,7 +24,7 @@ from recd_plugins.data.importing.proposing.label_columns import answer_in
 from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
 from recd_plugins.data.importing.surveying.survey import Survey
 
-__all__ = ["describes", "unless_leak"]
+__all__ = ["answers_left_out", "describes", "unless_leak"]
 
 FEWEST = 20
 """With fewer rows of each label, or fewer rows with a value, a sample shows nothing."""
