@@ -307,6 +307,21 @@ def test_parquet_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "on 600 rows" in run("init", "logs", "--schema", "schema.yaml", "--force")
 
 
+@pytest.mark.parametrize(("features", "model"), [(400, "sequence_dlrm"), (401, "dlrm_dcn")])
+def test_so_many_features_are_not_paired_that_pairs_take_all_memory(
+    features: int, model: str
+) -> None:
+    """The top MLP of 2,000 paired features has a thousand million weights."""
+    sparse = [
+        SparseFeature(name=f"x{one}", num_ids=9, table="x0", sequence=one == 1)
+        for one in range(features)
+    ]
+    schema = Schema(session_id=None, timestamp=None, sparse=tuple(sparse))
+    chosen = yaml.safe_load(registry_text(Path("train"), Path("test"), schema, 600))
+    assert chosen["model"]["use"] == model
+    assert ("pooling" in chosen) == (model == "sequence_dlrm")
+
+
 def test_columns_that_look_like_globs_are_named_alone() -> None:
     def feature(name: str, table: str, *, sequence: bool = True) -> SparseFeature:
         return SparseFeature(name=name, num_ids=9, table=table, sequence=sequence)

@@ -53,6 +53,9 @@ Replace = Annotated[bool, typer.Option("--force", help="Replace the file where i
 
 MOST_STEPS = 5_000
 LARGEST_BATCH = 2_048
+MOST_PAIRED = 400
+"""The most sparse features that are paired with each other: for so many the top MLP's first layer
+has 41 million weights, and four times as many for twice as many features."""
 
 
 def init(
@@ -183,7 +186,14 @@ def registry_text(
             "reader: {use: local, sessions: whole}  # shuffled row by row they would share nothing",
             "dedup: {use: exact, groups: auto}",
         ]
-    if sequences:
+    if len(schema.sparse) > MOST_PAIRED:
+        lines += [
+            "",
+            f"# Pairs of {len(schema.sparse):,} features are too many; a cross network "
+            "grows as the features do.",
+            "model: {use: dlrm_dcn, embedding_dim: 16}",
+        ]
+    elif sequences:
         lines += ["", "model: {use: sequence_dlrm, embedding_dim: 16}", "pooling:"]
         lines += [
             f"  {_quoted(escape(one.name))}: {{use: attention}}  # its items are weighed by "
