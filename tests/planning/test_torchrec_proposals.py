@@ -26,16 +26,17 @@ from recd_plugins.registry.settings import OptimizerSettings
 BATCH_SIZE = 512
 
 
-def model(tables: int, rows: int) -> nn.Module:
-    """Tables of several sizes and widths, which TorchRec has several ways to shard."""
+def model(tables: int, rows: int, *, alike: bool = False) -> nn.Module:
+    """Tables of several sizes and widths, which TorchRec has several ways to shard; or narrow ones
+    that are `alike`, for which several ways take the same time."""
     meta = torch.device("meta")
     return EmbeddingBagCollection(
         device=meta,
         tables=[
             EmbeddingBagConfig(
                 name=f"t{number}",
-                num_embeddings=rows // (1 + number % 7),
-                embedding_dim=64 * (1 + number % 3),
+                num_embeddings=rows if alike else rows // (1 + number % 7),
+                embedding_dim=16 if alike else 64 * (1 + number % 3),
                 feature_names=[f"f{number}"],
             )
             for number in range(tables)
@@ -94,17 +95,37 @@ def test_the_plan_is_the_one_that_torchrec_finds_by_placing_all(case: str) -> No
     assert str(found) == str(expected)
 
 
+def counts(planner: TorchRecPlanner) -> tuple[int, int]:
+    """The proposals that were compared, and those of them that were placed on ranks."""
+    head, *others = planner.explain().splitlines()[0].split("; ")
+    compared = int(head.split()[3].replace(",", ""))
+    return compared, int(others[0].split()[0].replace(",", "")) if others else compared
+
+
 def test_a_hundred_tables_take_few_placements() -> None:
     planner = TorchRecPlanner(
         TorchRecPlannerConfig(), device="cpu", batch_size=BATCH_SIZE, sharders=sharders
     )
     on = dataclasses.replace(NODES, device="cuda", device_memory_gb=80)
     planner.propose(model(100, 10**7), on, 16)
-    head = planner.explain().splitlines()[0]
-    compared = int(head.split()[3].replace(",", ""))
-    placed = int(head.split("; ")[1].split()[0].replace(",", ""))
+    compared, placed = counts(planner)
     assert compared > 1_000
     assert placed < 100
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_options_that_are_alike_take_few_placements(alike: bool) -> None:
+    """Each table has several, of which none is better than another."""
+    tables = model(60, 10**6 if alike else 3_000, alike=alike)
+    every = as_torchrec_searches(tables, Topology(), 2, "torchrec")
+    planner = TorchRecPlanner(
+        TorchRecPlannerConfig(), device="cpu", batch_size=BATCH_SIZE, sharders=sharders
+    )
+    found = planner.propose(tables, Topology(), 2)
+    assert str(found) == str(every.plan(tables, sharders()))
+    compared, placed = counts(planner)
+    assert compared > 100
+    assert placed < 10
 
 
 @pytest.mark.filterwarnings("ignore:This API is deprecated:DeprecationWarning")

@@ -3,18 +3,23 @@ they are placed.
 
 A proposal is an option for every table; TorchRec places its shards on ranks, which takes tens of
 milliseconds for a hundred tables, and rates it by the time of its busiest rank. That is no less
-than the mean over ranks. So a proposal whose mean exceeds the best rating so far is left out
-without being placed, and TorchRec still finds the same plan.
+than the mean over ranks. So a proposal whose mean is not below the best rating so far is left out
+without being placed, and TorchRec still finds the same plan, or one that is rated the same up to
+rounding.
+
+A narrow table has the same shard, table-wise and column-wise. So of proposals that differ in such
+options alone, which TorchRec places and rates alike, only the first is placed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchrec.distributed.planner.proposers import GridSearchProposer, UniformProposer
-from torchrec.distributed.planner.types import Proposer, ShardingOption
+from torchrec.distributed.planner.types import PartitionByType, Proposer, ShardingOption
+from torchrec.distributed.types import ShardingType
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Enumerator, Topology
@@ -23,21 +28,34 @@ __all__ = ["Proposals"]
 
 Proposal = list[ShardingOption]
 ROUNDING = 1e-9
-"""The relative error of sums of floats in another order."""
+"""The relative error of sums of floats in another order: ratings that differ less are the same."""
 
 
 class Proposals:
     """The proposals of TorchRec's own search. Its proposers share the best rating so far."""
 
-    def __init__(self, world_size: int, search: Literal["torchrec", "greedy"]) -> None:
-        self.world_size = world_size
+    def __init__(self, on: Topology, search: Literal["torchrec", "greedy"]) -> None:
+        self.world_size = on.world_size
         self.best = float("inf")
         """The least rating of those that were placed."""
         self.compared: set[tuple[int, ...]] = set()
         """The proposals that were met, each named by its options."""
         self.placed: set[tuple[int, ...]] = set()
         """Those of these proposals that TorchRec placed on ranks."""
+        self.alike: set[tuple[int, ...]] = set()
+        """The same, each named by the kinds of its options."""
+        self._kinds: dict[Hashable, int] = {}
         self._search = search
+        self._one_host = getattr(on, "intra_group_size", on.local_world_size) == on.world_size
+
+    def kind(self, option: ShardingOption) -> int:
+        """A number for all that TorchRec places and rates an option by."""
+        where = option.partition_by
+        if self._one_host and option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value:
+            where = PartitionByType.DEVICE.value  # where there is no other host to choose
+        shards = tuple((shard.storage, shard.perf) for shard in option.shards)
+        kind = option.fqn, option.dependency, option.compute_kernel, where, shards
+        return self._kinds.setdefault(kind, len(self._kinds))
 
     def proposers(self) -> list[Proposer]:
         """The proposers in TorchRec's order: of proposals that are rated alike, the first is
@@ -69,7 +87,8 @@ class _Promising(Proposer):
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
         means = {id(option): _total(option) / self._all.world_size for option in search_space}
-        self._left = self._promising(self._ordered(search_space), means)
+        kinds = {id(option): self._all.kind(option) for option in search_space}
+        self._left = self._promising(self._ordered(search_space), means, kinds)
         self._now = None
 
     def propose(self) -> Proposal | None:
@@ -89,12 +108,19 @@ class _Promising(Proposer):
         self._now = None
 
     def _promising(
-        self, proposals: Iterator[Proposal], means: dict[int, float]
+        self,
+        proposals: Iterator[Proposal],
+        means: dict[int, float],
+        kinds: dict[int, int],
     ) -> Iterator[Proposal]:
         for proposal in proposals:
             options = tuple(map(id, proposal))
             self._all.compared.add(options)
-            if sum(map(means.__getitem__, options)) < self._all.best * (1 + ROUNDING):
+            if sum(map(means.__getitem__, options)) >= self._all.best * (1 - ROUNDING):
+                continue
+            alike = tuple(map(kinds.__getitem__, options))
+            if alike not in self._all.alike:
+                self._all.alike.add(alike)
                 self._all.placed.add(options)
                 yield proposal
 

@@ -70,7 +70,7 @@ def best_plan(
 
     Of an accelerator's memory the share `reserve` stays free; tables `in_files` take no memory.
     """
-    proposals = Proposals(on.world_size, search)
+    proposals = Proposals(on, search)
     best = BestOptions(proposals)
     with _quiet_planner():
         planner = EmbeddingShardingPlanner(
