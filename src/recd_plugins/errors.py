@@ -31,6 +31,7 @@ __all__ = [
     "listed",
     "naming",
     "nearest",
+    "on_one_line",
     "shortened",
     "shown",
     "so_many",
@@ -231,7 +232,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return "there are none to choose from."
     close = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(names)}."
+    return f"{hint}Known: {', '.join(map(on_one_line, names))}."
 
 
 def listed(names: Iterable[object], most: int = 4, *, kind: str = "") -> str:
@@ -240,7 +241,7 @@ def listed(names: Iterable[object], most: int = 4, *, kind: str = "") -> str:
     >>> listed("abcdef", kind="table"), listed([3], kind="rank"), listed("abc", 2)
     ('tables a, b, c, d and 2 more', 'rank 3', 'a, b and 1 more')
     """
-    every = [str(name) for name in names]
+    every = [on_one_line(str(name)) for name in names]
     word = f"{kind}{'s' * (len(every) != 1)} " if kind else ""
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return f"{word}{', '.join(every[:most])}{more}"
@@ -290,13 +291,27 @@ def with_type(value: object) -> str:
 
 def shortened(message: str) -> str:
     """A message, each word of it cut in its middle that has more characters than are shown of a
-    value: what a user wrote may be anything.
+    value: what a user wrote may be anything. A terminal obeys no character of it but line ends and
+    tabs.
 
     >>> shortened(f"--ranks {'9' * 5_000} is too large") == (
     ...     f"--ranks {'9' * 100}[4,800 characters]{'9' * 100} is too large")
     True
     """
-    return re.sub(rf"\S{{{MOST_SHOWN + 1},}}", _cut_in_the_middle, message)
+    lines = ("\t".join(map(on_one_line, line.split("\t"))) for line in message.split("\n"))
+    return re.sub(rf"\S{{{MOST_SHOWN + 1},}}", _cut_in_the_middle, "\n".join(lines))
+
+
+def on_one_line(text: str) -> str:
+    """A text that somebody wrote, as a column's name, with escapes for what would end a line, or
+    what a terminal obeys instead of showing it.
+
+    >>> print(on_one_line("item\\n\\x1b[2Jé"))
+    item\\n\\x1b[2Jé
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _cut_in_the_middle(word: re.Match[str]) -> str:

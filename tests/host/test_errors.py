@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recd_plugins.errors import DataError, RecdError, RegistryError, nearest
+from recd_plugins.errors import DataError, RecdError, RegistryError, listed, nearest
 
 
 @pytest.mark.parametrize("kind", [RecdError, DataError, RegistryError])
@@ -19,3 +19,18 @@ def test_where_something_lies_in_a_registry_opens_its_message() -> None:
 
 def test_what_stands_behind_a_semicolon_goes_on() -> None:
     assert nearest("exact", []) == "there are none to choose from."
+
+
+ODD = "item\n\x1b[2Jerror: \u202e\x9b\r"
+SHOWN = r"item\n\x1b[2Jerror: \u202e\x9b\r"
+
+
+def test_a_terminal_obeys_nothing_that_a_user_wrote() -> None:
+    assert str(DataError(f"{ODD} is not é.\n\tFix it.")) == (
+        "item\n" + SHOWN.removeprefix(r"item\n") + " is not é.\n\tFix it."
+    )
+
+
+def test_names_in_a_list_stay_on_its_line() -> None:
+    assert listed([ODD, "user"], kind="column") == f"columns {SHOWN}, user"
+    assert nearest("other", [ODD]) == f"Known: {SHOWN}."

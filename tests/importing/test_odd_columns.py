@@ -151,3 +151,20 @@ def test_each_of_many_columns_is_looked_at_once(
     assert len(propose(found).schema["sparse"]) > many // 2
     assert made <= many
     assert asked <= 2 * many
+
+
+def test_a_terminal_obeys_no_columns_name(tmp_path: Path) -> None:
+    """Each doubt, note and problem stays on its line, be its column called as it may."""
+    odd = "item\nerror: \x1b[2J"
+    rows = {
+        odd: [f"The long story of a film, which is number {one}" for one in range(400)],
+        "user": [one % 40 for one in range(400)],
+        "clicked": [one % 2 for one in range(400)],
+    }
+    path, to = tmp_path / "clicks.parquet", tmp_path / "table"
+    pq.write_table(pa.table(rows), path)
+    printed = recd("data", "import", path, to)
+    schema = {"label": "clicked", "sparse": [{"name": odd, "num_ids": 3}]}
+    printed += recd("data", "check", path, "--schema", schema_file(schema, to), fails=1)
+    assert printed.count(r"item\nerror: \x1b[2J") >= 2
+    assert all(one.isprintable() for one in printed.splitlines())

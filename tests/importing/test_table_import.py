@@ -285,6 +285,26 @@ def test_what_another_import_left_is_not_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_an_error_names_the_folder_that_it_leaves(tmp_path: Path) -> None:
+    """A folder with nothing done in it is removed."""
+    labels = clicks()["clicked"].to_pylist()
+    plain = {"sparse": [SCHEMA["sparse"][1]]}
+    left = {}
+    for bad in (0, 390):
+        wrong = pa.array([7 if row == bad else one for row, one in enumerate(labels)])
+        table = clicks().drop(["clicked"]).append_column("clicked", wrong)
+        path = write(tmp_path / f"clicks{bad}.parquet", table, row_group_size=50)
+        for name, changes in (("counted", {}), ("hashed", plain)):
+            to = tmp_path / f"{name}{bad}"
+            with pytest.raises(DataError) as error:
+                imported(path, to, changes)
+            part = to.with_name(f"{to.name}.part")
+            left[to.name] = part.exists()
+            assert (f"{part} keeps what is done so far" in str(error.value)) == part.exists()
+    assert left == {"counted0": True, "hashed0": False, "counted390": True, "hashed390": True}
+
+
+@pytest.mark.usefixtures("small")
 def test_the_latest_rows_are_for_testing(tmp_path: Path) -> None:
     """In any order of the files; a value that only test rows have is none of the vocabulary."""
     table = clicks().append_column("fresh", pa.array([f"f{one // 40}" for one in range(400)]))

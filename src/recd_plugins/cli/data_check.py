@@ -23,7 +23,7 @@ from recd_plugins.cli.options import (
 )
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
-from recd_plugins.errors import RegistryError, so_many
+from recd_plugins.errors import RegistryError, on_one_line, so_many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def check(
         for name, one in checked.items():
             print(f"{name}: {so_many(one.rows, 'row')}, {_counted(len(one.problems))}")
             for number, problem in enumerate(one.problems, 1):
-                print(f"  {number}. {problem}")
+                print(f"  {number}. {on_one_line(str(problem))}")
     if any(problems.values()):
         raise typer.Exit(1)
 

@@ -30,7 +30,7 @@ from recd_plugins.cli.options import (
 from recd_plugins.cli.output_paths import check_makable
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
-from recd_plugins.errors import DataError, so_many
+from recd_plugins.errors import DataError, on_one_line, so_many
 
 if TYPE_CHECKING:
     from recd_plugins.data.foreign import ForeignSchema
@@ -178,7 +178,7 @@ def import_(
         drawn = Negatives(count=negatives, by=by, seed=seed, items=items) if negatives else None
         lacking = _telling(asked, drawn, found)
         for doubt in (*doubts, *lacking):
-            print(f"doubt: {doubt}", file=sys.stderr)
+            print(f"doubt: {on_one_line(doubt)}", file=sys.stderr)
         if not accept_doubts:
             _check_settled(guesses, lacking)
         with progress() as show:
@@ -215,7 +215,7 @@ def _check_settled(guesses: Sequence[str], undrawn: Sequence[str]) -> None:
     negatives that other columns tell from clicks."""
     if not (guesses or undrawn):
         return
-    listed = "".join(f"\n  {one}" for one in (*guesses, *undrawn))
+    listed = "".join(f"\n  {on_one_line(one)}" for one in (*guesses, *undrawn))
     cure = "Correct it as each line says"
     if guesses:
         cure = (
@@ -240,7 +240,7 @@ def _wanted(schema: ForeignSchema | None, split: SplitBy | None, negatives: int)
 
 def _show(table: Path, imported: Imported, as_json: bool, *, has_ids: bool) -> None:
     for note in imported.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {on_one_line(note)}", file=sys.stderr)
     if as_json:
         print(
             json.dumps(
@@ -258,7 +258,7 @@ def _show(table: Path, imported: Imported, as_json: bool, *, has_ids: bool) -> N
     for (split, path), rows in zip(imported.tables.items(), imported.rows.values(), strict=True):
         print(f"{split + ': ' if split else ''}{so_many(rows, 'row')} in {path}")
     for column, count in imported.dropped.items():
-        print(f"left out: {so_many(count, 'row')} without {column}")
+        print(f"left out: {so_many(count, 'row')} without {on_one_line(column)}")
     if imported.resumed:
         print("an import that had been killed went on where it was")
     if not has_ids:

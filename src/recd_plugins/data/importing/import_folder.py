@@ -93,6 +93,13 @@ class ImportFolder:
             self._forget()
             shutil.rmtree(self.path, ignore_errors=True)
 
+    def left(self) -> str:
+        """The sentence about what an error leaves here."""
+        return (
+            f"{self.path} keeps what is done so far: the same import goes on from it, and one of "
+            "other files or another schema begins anew. Remove it if you do not import again."
+        )
+
     def done(self) -> list[dict[str, Any]]:
         """The journals of the segments that are whole."""
         found: list[dict[str, Any]] = []

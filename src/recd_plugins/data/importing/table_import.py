@@ -152,7 +152,9 @@ class TableImport:
             except DataError as error:
                 if not (isinstance(error, Misfit) and self._widen(error)):
                     self._folder.remove_unbegun()
-                    raise
+                    if not self._folder.path.exists():
+                        raise
+                    raise DataError(f"{error} {self._folder.left()}") from error
                 errors.setdefault(error.column, []).append(str(error))
                 self._folder.begin_anew(key, errors)
         return dataclasses.replace(imported, notes=(*self._widened.values(), *imported.notes))

@@ -41,7 +41,7 @@ from recd_plugins.data.importing.proposing.time_columns import time_among, time_
 from recd_plugins.data.importing.schema_file import options_of_form
 from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey
 from recd_plugins.data.importing.surveying.survey import Survey
-from recd_plugins.errors import so_many
+from recd_plugins.errors import on_one_line, so_many
 
 __all__ = ["Proposal", "propose"]
 
@@ -181,14 +181,14 @@ def _about_files(survey: Survey) -> Iterator[str]:
     files, first = survey.files, survey.files[0]
     named = f"{first.path}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     about = "" if survey.exact_rows else "about "
-    yield f"# {_in_a_comment(f'{named}: {first}')}"
+    yield f"# {on_one_line(f'{named}: {first}')}"
     yield (
         f"# {about}{so_many(survey.rows, 'row')}, {survey.sampled:,} of which were looked at; "
         f"{so_many(len(survey.columns), 'column')}"
     )
     yield "# Read this: each `doubt` is a guess that a person should settle."
     for doubt in survey.doubts:
-        yield f"# doubt: {_in_a_comment(doubt)}"
+        yield f"# doubt: {on_one_line(doubt)}"
     if first.format == "text" and not first.header and first.names[0] == "column_1":
         yield "# doubt: the first line was taken for a row; `--names` gives the columns names"
 
@@ -216,7 +216,7 @@ def _left_out(entries: Sequence[ColumnEntry]) -> Iterator[str]:
         yield ""
         yield "# Left out:"
         for entry in out:
-            yield f"# - {_flow(entry.column.name)}: {'; '.join(entry.doubts)}"
+            yield f"# - {_flow(entry.column.name)}: {on_one_line('; '.join(entry.doubts))}"
 
 
 def _single(entries: Sequence[ColumnEntry], part: Part, key: str, without: str) -> Iterator[str]:
@@ -244,12 +244,7 @@ def _label_lines(entries: Sequence[ColumnEntry]) -> Iterator[str]:
 
 def _doubts(entry: ColumnEntry, indent: str = "") -> Iterator[str]:
     for doubt in entry.doubts:
-        yield f"{indent}# doubt: {_in_a_comment(doubt)}"
-
-
-def _in_a_comment(text: str) -> str:
-    """A text, as of a file's name, without what would end the comment or be refused in it."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+        yield f"{indent}# doubt: {on_one_line(doubt)}"
 
 
 def _flow(value: Any) -> str:
