@@ -198,6 +198,18 @@ def test_neither_a_time_that_jumps_nor_a_long_wait_makes_a_label_or_a_second_sam
     assert "most_waiting" not in report.to_dict()
 
 
+@pytest.mark.parametrize("far", [2**62, 2**63 - 1])
+def test_times_at_the_ends_of_int64_are_counted_as_others_are(far: int) -> None:
+    """The earliest is an orphan, or late where its request is there; the latest is in no
+    period."""
+    ends = (Message(8, -far - 1, True), Message(7, -far - 1, True), Message(7, far, True))
+    log = one_part(*ends, Message(9, -far - 1, False), Message(7, 1_050, False), ends=[5])
+    report = PeriodReport()
+    assert log.samples(0, report) == [(7, 1_050, 0.0)]
+    assert (report.events, report.late_events, report.orphan_events) == (3, 1, 1)
+    assert (report.late_requests, report.positives, report.disordered) == (1, 0, 1)
+
+
 def test_an_event_is_late_where_its_request_may_have_been_an_earlier_periods() -> None:
     events = (Message(9, 1_049, True), Message(8, 1_050, True), Message(7, 1_000, True))
     later = (Message(5, 2_000, False), Message(6, 1_500, False))

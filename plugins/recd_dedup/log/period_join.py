@@ -38,6 +38,9 @@ T = TypeVar("T")
 
 KEPT = 64 << 20
 """Bytes of messages that a stream keeps in memory for its second reading."""
+FAR = 1 << 61
+"""A time beyond which, before or after 1970, all are taken for the same: no period lies there, and
+the differences of two such times still fit 64 bits."""
 
 COUNTS = (
     "samples",
@@ -236,7 +239,7 @@ class PeriodJoin:
         for placed in stream:
             part, place, messages = placed
             ids, is_event, is_request = _read(self._decoder.heads, placed)
-            times = messages["timestamp"].to_numpy()
+            times = messages["timestamp"].to_numpy().clip(-FAR, FAR)
             came = bounds.came(part, place)
             new = came == bounds.number
             heads = _Heads(ids, times, np.full(ids.size, came))
