@@ -162,13 +162,24 @@ def test_bytes_that_are_no_ikjt():
         IKJT.from_record_batch(pa.record_batch({"a": [1]}))
 
 
+AWKWARD = (b"[" * 100_000, b'{"groups": [["a", "b"], ["c"]], "batch_size": Infinity}')
+"""Numbers and depths that a JSON reader refuses by errors of other kinds."""
+
+
 def test_a_record_batch_whose_promises_are_broken():
     batch = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_record_batch()
 
     def with_metadata(text):
         return batch.replace_schema_metadata({b"recd_plugins.ikjt": text})
 
-    for text in (b"{", b"{}", b'{"groups": [["a"]], "batch_size": 3}', b"[]", b'{"groups": 1}'):
+    for text in (
+        b"{",
+        b"{}",
+        b'{"groups": [["a"]], "batch_size": 3}',
+        b"[]",
+        b'{"groups": 1}',
+        *AWKWARD,
+    ):
         with pytest.raises(DataError, match="damaged IKJT"):
             IKJT.from_record_batch(with_metadata(text))
     with pytest.raises(DataError, match="'c' is named twice"):
@@ -180,7 +191,9 @@ def test_a_record_batch_whose_promises_are_broken():
     [
         ("values", [1, 2, 3, 4, 5], "add up to 6, but it has 5 values"),
         ("values", [1, None, 3, 4, 5, 6], "values has nulls"),
-        ("values", [1.5] * 6, "values are double, not integers"),
+        ("values", [1.5] * 6, "values are double, not signed integers"),
+        ("values", np.full(6, 2**63, np.uint64), "values are uint64, not signed integers"),
+        ("lengths", [2, 0, 1, 1, 1, 2**32 + 1], "a list of 4294967297 ids, more than it has"),
         ("lengths", [2, 0, 1, 1, 1], "damaged IKJT"),
         ("unique_counts", [2], "damaged IKJT"),
         ("unique_counts", [-1, 2], r"unique counts are \(-1, 2\)"),
@@ -196,6 +209,21 @@ def test_numbers_that_do_not_fit_each_other(name, numbers, reason):
     place = batch.schema.get_field_index(name)
     with pytest.raises(DataError, match=reason):
         IKJT.from_record_batch(batch.set_column(place, name, pa.array([numbers])))
+
+
+@pytest.mark.parametrize("odd", [["a"], [3], [True], [{"x": 1, "y": 2}], [None]])
+def test_columns_that_are_no_lists_are_refused(odd):
+    batch = IKJT.from_kjt(from_lists(LISTS), GROUPS).to_record_batch()
+    for place, name in enumerate(batch.schema.names):
+        with pytest.raises(DataError, match=f"{name} are .*, not a list"):
+            IKJT.from_record_batch(batch.set_column(place, name, pa.array(odd)))
+
+
+def test_few_lengths_do_not_become_many_by_padding():
+    """A group of one key with many rows pads the keys of the other group to as many."""
+    lengths, others = np.zeros(100_000, np.uint8), tuple(f"k{n}" for n in range(20_000))
+    with pytest.raises(ValueError, match="padded to the largest group, would be 2000100000"):
+        _padded(lengths, (("a",), others), (100_000, 0), many=False)
 
 
 def test_lookups_go_as_runs_where_these_are_shorter():

@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import pickle
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +22,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor as Partial
 from recd_plugins.sparse.rows.gather import spread_places, spread_rows
 from recd_plugins.sparse.rows.shared import overlap_rows
+from recd_plugins.sparse.wire import from_bytes, to_bytes
 
 Columns = dict[str, list[list[int]]]
 
@@ -242,6 +245,47 @@ def test_bytes_of_something_else_are_reported() -> None:
     broken = dataclasses.replace(partial, spans=torch.tensor([[0, 3], [2, 3]]))
     with pytest.raises(DataError, match="damaged"):
         Partial.from_bytes(broken.to_bytes())
+
+
+def lists(values: list[object]) -> pa.Array:
+    return pa.ListViewArray.from_arrays([0, 1], [1, 1], pa.array(values))
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (None, "need at least one array"),
+        (pa.array([0, 0, 0]), "column 0 is no dictionary"),
+        ([lists([3, 4]), [None] * 3], "or has nulls"),
+        ([pa.array([{}, {}], pa.struct([])), [0, 1, 0]], "not the lists of a group"),
+        ([pa.array([3, 4]), [0, 1, 0]], "int64 in place of list views"),
+        ([lists([1.5, 2.5]), [0, 1, 0]], "values are double, not signed integers"),
+        ([lists([{"id": 3, "weight": 1}] * 2), [0, 1, 0]], "weights are int64, not floats"),
+        ([lists([{"id": 3, "weight": None}] * 2), [0, 1, 0]], "nulls among its ids or weights"),
+    ],
+)
+def test_columns_that_no_partial_ikjt_has_are_refused(column: Any, says: str) -> None:
+    batch = from_bytes(Partial.from_kjt(kjt(PAPER)).to_bytes())
+    if isinstance(column, list):
+        unique, lookup = column
+        if not pa.types.is_struct(unique.type):
+            unique = pa.StructArray.from_arrays([unique], ["b"])
+        column = pa.DictionaryArray.from_arrays(pa.array(lookup, pa.int8()), unique)
+    columns = {} if column is None else {"0": column}
+    other = pa.record_batch(columns).replace_schema_metadata(batch.schema.metadata)
+    with pytest.raises(DataError, match=f"damaged partial IKJT .*{says}"):
+        Partial.from_bytes(to_bytes(other))
+
+
+def test_keys_with_weights_beside_keys_without_are_refused() -> None:
+    columns = {**PAPER, "c": [[1], [2], [1]]}
+    plain = from_bytes(Partial.from_kjt(kjt(columns), [["b"], ["c"]]).to_bytes())
+    weighted = kjt(columns, weights=[0.5] * 12)
+    other = from_bytes(Partial.from_kjt(weighted, [["b"], ["c"]]).to_bytes())
+    mixed = pa.record_batch([plain.column(0), other.column(1)], ["0", "1"])
+    mixed = mixed.replace_schema_metadata(plain.schema.metadata)
+    with pytest.raises(DataError, match="some of its keys have weights"):
+        Partial.from_bytes(to_bytes(mixed))
 
 
 def test_a_batch_without_samples_is_one_too() -> None:

@@ -51,6 +51,8 @@ __all__ = [
 
 LARGEST_LOOKUP = 1 << 30
 """The most bytes of a lookup that is made from its runs: the runs may be few whatever its size."""
+MOST_PADDING = 64
+"""The most rows of padding per row that is sent, where they take more than `LARGEST_LOOKUP`."""
 NOT_AS_MANY = -2
 """What `_write_lookup` returns for runs that do not cover all samples."""
 
@@ -121,6 +123,8 @@ def _shared(dictionary: pa.Array, name: str, seen: dict[int, Tensor]) -> Weighte
     return rows
 
 
+DAMAGE = (pa.ArrowException, ValueError, TypeError)
+"""What reading a damaged record batch raises."""
 IKJT_KEY = b"recd_plugins.ikjt"
 COLUMNS = ("values", "lengths", "unique_counts", "codes", "runs")
 
@@ -175,7 +179,7 @@ def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
         groups = check_groups(head["groups"], list(chain(*head["groups"])))
         numbers = {name: _numbers(batch, name) for name in batch.schema.names}
         return _ikjt_of(groups, numbers, int(head["batch_size"]))
-    except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+    except (*DAMAGE, KeyError, OverflowError, RecursionError) as error:
         raise DataError(f"a record batch is a damaged IKJT ({error}). Send it again.") from error
 
 
@@ -200,14 +204,26 @@ def _one_list(numbers: Numbers) -> pa.LargeListArray:
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Numbers:
     column = batch.column(name)
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise ValueError(f"{name} are {column.type}, not a list")
     numbers = column.flatten()
     if len(column) != 1 or column.null_count or numbers.null_count:
         raise ValueError(f"{name} has nulls, or {len(column)} rows in place of one")
-    if name != "weights" and not pa.types.is_integer(numbers.type):
+    if name in ("values", "weights"):
+        _check_kind(numbers, name)
+    elif not pa.types.is_integer(numbers.type):
         raise ValueError(f"{name} are {numbers.type}, not integers")
     # Through torch: a numpy array on the same memory would be read-only.
     found: Numbers = torch.from_dlpack(numbers).numpy()
     return found
+
+
+def _check_kind(numbers: pa.Array, name: str) -> None:
+    """Raises `ValueError` for ids that are no signed integers, or weights that are no floats."""
+    fits = pa.types.is_floating if name == "weights" else pa.types.is_signed_integer
+    if not fits(numbers.type):
+        wanted = "floats" if name == "weights" else "signed integers"
+        raise ValueError(f"{name} are {numbers.type}, not {wanted}")
 
 
 def _padded(lengths: Numbers, groups: Groups, unique_counts: tuple[int, ...], many: bool) -> Tensor:
@@ -218,6 +234,11 @@ def _padded(lengths: Numbers, groups: Groups, unique_counts: tuple[int, ...], ma
     rows = sum(len(group) * n for group, n in zip(groups, unique_counts, strict=True))
     if rows != len(lengths):
         raise ValueError(f"it has {len(lengths)} lengths of {rows} unique samples")
+    size = max(unique_counts) * sum(map(len, groups))
+    if 8 * size > LARGEST_LOOKUP and size > MOST_PADDING * rows:
+        raise ValueError(f"{rows} unique samples, padded to the largest group, would be {size}")
+    if rows and not many and lengths.max() > MAX_INT32:
+        raise ValueError(f"it has a list of {lengths.max()} ids, more than it has in all")
     real = _real(groups, unique_counts)
     padded = np.zeros(real.shape, np.int64 if many else np.int32)
     padded[real] = lengths
@@ -357,16 +378,24 @@ def partial_from_batch(batch: pa.RecordBatch) -> WiredPartial:
     lookups, large = [], False
     try:
         batch.validate(full=True)
-        for column in batch.columns:
+        for number, column in enumerate(batch.columns):
+            if not (pa.types.is_dictionary(column.type) and not column.indices.null_count):
+                raise ValueError(f"column {number} is no dictionary, or has nulls")
             unique = column.dictionary
+            if not (pa.types.is_struct(unique.type) and unique.type.num_fields):
+                raise ValueError(f"column {number} has {unique.type}, not the lists of a group")
             groups.append(tuple(field.name for field in unique.type))
             views: Sequence[pa.Array] = unique.flatten()
             rows |= zip(groups[-1], map(_rows_of_views, views), strict=True)
             large |= any(pa.types.is_large_list_view(view.type) for view in views)
             lookups.append(column.indices.to_numpy(zero_copy_only=False).astype(np.int64))
-    except (pa.ArrowException, ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"a record batch is a damaged partial IKJT ({error}).") from error
-    lookup = torch.from_numpy(np.stack(lookups)) if lookups else torch.empty(0, 0).long()
+        lookup = torch.from_numpy(np.stack(lookups))
+        if len({one.weights is None for one in rows.values()}) > 1:
+            raise ValueError("some of its keys have weights, and others have none")
+    except DAMAGE as error:
+        raise DataError(
+            f"a record batch is a damaged partial IKJT ({error}). Send it again."
+        ) from error
     return WiredPartial(tuple(groups), rows, lookup, torch.int64 if large else torch.int32)
 
 
@@ -381,12 +410,18 @@ def _views(rows: SharedRows, large: bool) -> pa.Array:
 
 
 def _rows_of_views(views: pa.Array) -> SharedRows:
+    if not (pa.types.is_list_view(views.type) or pa.types.is_large_list_view(views.type)):
+        raise ValueError(f"{views.type} in place of list views")
     values, weights = views.values, None
     if views.null_count or values.null_count:
         raise ValueError("nulls among its lists or ids")
     if pa.types.is_struct(values.type):
         values, found = values.flatten()
+        if values.null_count or found.null_count:
+            raise ValueError("nulls among its ids or weights")
+        _check_kind(found, "weights")
         weights = torch.from_dlpack(found)
+    _check_kind(values, "values")
     spans = np.stack([views.offsets.to_numpy(), views.sizes.to_numpy()], axis=1)
     return SharedRows(torch.from_dlpack(values), weights, torch.from_numpy(spans.astype(np.int64)))
 
