@@ -120,6 +120,20 @@ def test_a_footer_under_other_names_has_these_alone(file: Path, data: st.DataObj
         assert raw == footer.raw
 
 
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        # A root that has 3 columns; a list, and a map, of nearly 2^62 booleans.
+        (b"\x15\x02\x19\x1c\x48\x01a\x15\x06\x00\x00", "fewer columns than it says"),
+        (b"\x19\xf1" + b"\xff" * 8 + b"\x3f\x00", "4611686018427387903 items, and 1 bytes"),
+        (b"\x1b" + b"\xff" * 8 + b"\x3f\x11\x00", "4611686018427387903 items, and 2 bytes"),
+    ],
+)
+def test_a_footer_that_claims_more_than_it_has_is_refused_at_once(raw: bytes, says: str) -> None:
+    with pytest.raises((IndexError, ValueError), match=says):
+        columns_of(raw)
+
+
 def test_rows_are_read_under_the_new_names(file: Path) -> None:
     """Nested ones too, as if they had been written so."""
     footer = read_footer(file)

@@ -49,16 +49,18 @@ def columns_of(raw: bytes) -> list[StoredColumn]:
         if number == SCHEMA:
             size, _ = thrift.items()
             elements = iter([_element(thrift) for _ in range(size)])
-            root, count = next(elements)
-            _fill(root, count, elements)
-            return root.within
+            root = StoredColumn("", None, repeated=False, at=0)
+            _fill(root, 1, elements)
+            return root.within[0].within
         thrift.skip(kind)
     raise ValueError("it has no schema")
 
 
 def _fill(group: StoredColumn, count: int, elements: Iterator[tuple[StoredColumn, int]]) -> None:
     for _ in range(count):
-        column, inner = next(elements)
+        column, inner = next(elements, (None, 0))
+        if column is None:
+            raise ValueError("its schema has fewer columns than it says")
         group.within.append(column)
         _fill(column, inner, elements)
 

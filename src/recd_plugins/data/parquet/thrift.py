@@ -44,7 +44,7 @@ class CompactReader:
     def items(self) -> tuple[int, int]:
         """How many items a list has, and of which type."""
         head = self._byte()
-        return (self.unsigned() if head >> 4 == 15 else head >> 4), head & 15
+        return self._fitting(self.unsigned() if head >> 4 == 15 else head >> 4), head & 15
 
     def text(self) -> str:
         length = self.unsigned()
@@ -78,7 +78,7 @@ class CompactReader:
             for _, of in self.fields():
                 self.skip(of)
         elif kind == MAP:
-            size = self.unsigned()
+            size = self._fitting(self.unsigned())
             kinds = self._byte() if size else 0
             for _ in range(size):
                 self._skip_item(kinds >> 4)
@@ -93,6 +93,13 @@ class CompactReader:
             self.at += 1
         else:
             self.skip(kind)
+
+    def _fitting(self, size: int) -> int:
+        """A number of items, each of which has one byte at least: damaged bytes may claim more
+        than anybody can wait for."""
+        if size > len(self._raw) - self.at:
+            raise IndexError(f"{size} items, and {len(self._raw) - self.at} bytes")
+        return size
 
     def _byte(self) -> int:
         self.at += 1
