@@ -15,7 +15,9 @@ from strangers_files import clicks, text, write
 from typer.testing import CliRunner, Result
 
 from recd_plugins.cli.main import app
+from recd_plugins.data.conform import rows
 from recd_plugins.data.importing import reading
+from recd_plugins.data.importing.checking import row_check
 from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.table_files import files_of
 from recd_plugins.data.importing.text import whole_lines
@@ -57,8 +59,8 @@ def test_files_that_lack_a_column_check_clean_by_what_they_are_imported_by(
         "{value: 0}}], sparse: [{name: item_id, num_ids: 60}]}"
     )
     for day in range(2):
-        rows = clicks(seed=day).set_column(4, "item_id", pa.array(np.arange(400) % 60))
-        write(folder / f"{day}-{name}", rows if day == came else rows.drop_columns(["price"]))
+        table = clicks(seed=day).set_column(4, "item_id", pa.array(np.arange(400) % 60))
+        write(folder / f"{day}-{name}", table if day == came else table.drop_columns(["price"]))
     found = checked(tmp_path, folder, schema=schema)
     told = (found.exit_code, "--absent price`, takes nulls" in found.output)
     assert told == ((0, False) if "jsonl" in name else (1, True))  # a line may lack any key
@@ -76,8 +78,8 @@ def test_columns_may_be_absent_from_files_that_no_schema_describes(tmp_path: Pat
     folder = tmp_path / "days"
     folder.mkdir()
     for day in range(2):
-        rows = clicks(seed=day)
-        write(folder / f"{day}.parquet", rows.drop_columns(["price"]) if day else rows)
+        table = clicks(seed=day)
+        write(folder / f"{day}.parquet", table.drop_columns(["price"]) if day else table)
     words = ["data", "check", str(folder)]
     assert "lacks 'price', other than" in CliRunner().invoke(app, words).output
     found = CliRunner().invoke(app, [*words, "--absent", "price"])
@@ -127,6 +129,45 @@ def test_all_problems_are_named_in_one_run(
         "column 'cost' equals column 'price' in every row",
     ):
         assert says in result.stdout, (says, result.stdout)
+
+
+def test_the_roles_of_columns_are_found_once_not_once_per_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table may have thousands of columns."""
+    names = [f"c{number}" for number in range(60)]
+    values = {name: [float(at % (at + 2)) for at in range(9)] for name in names}
+    path = write(tmp_path / "c.parquet", pa.table({"click": [0, 1, 0] * 3, **values}))
+    found, made = [0], rows.roles_of
+
+    def counted(*arguments: Any) -> Any:
+        found[0] += 1
+        return made(*arguments)
+
+    for module in (rows, row_check):
+        monkeypatch.setattr(module, "roles_of", counted)
+    schema = {"session_id": None, "timestamp": None, "label": "click", "dense": names}
+    assert "9 rows, 59 problems" in checked(tmp_path, path, schema=json.dumps(schema)).output
+    assert 0 < found[0] < 20
+
+
+@pytest.mark.parametrize("kind", ["numbers", "texts", "lists"])
+def test_equal_columns_are_named_with_the_first_of_them(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are equal in some blocks alone are not, nor are those of another type."""
+    monkeypatch.setattr(reading, "BATCH_ROWS", 90)
+    of: dict[str, Any] = {"numbers": lambda n: n, "texts": str, "lists": lambda n: [n, n + 1]}
+    equal = [None if at % 7 == 0 else of[kind](at % 50) for at in range(400)]
+    other = [*equal[:300], *equal[:100]]
+    columns = {"a": equal, "x": other, "b": equal, "y": other, "c": equal}
+    table = pa.table({"click": [0, 1] * 200, **columns})
+    if kind == "numbers":
+        table = table.append_column("wide", table["a"].cast(pa.float64()))
+    found = checked(tmp_path, write(tmp_path / "c.parquet", table), schema=None).output
+    assert "400 rows, 3 problems" in found
+    for one, first in (("b", "a"), ("c", "a"), ("y", "x")):
+        assert f"column {one!r} equals column {first!r} in every row" in found
 
 
 def test_files_that_differ_are_named_with_their_columns(tmp_path: Path) -> None:

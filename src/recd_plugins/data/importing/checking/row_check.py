@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.conform.dates import date_digits
-from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, conform, roles_of
+from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, made_by, roles_of
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN, counted, load_vocabulary
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
@@ -36,6 +35,8 @@ EARLIEST = datetime.datetime(1990, 1, 1, tzinfo=datetime.UTC)
 AHEAD = datetime.timedelta(days=366)
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """Milliseconds of each."""
+COMPARED = 64
+"""The rows of two columns of texts or lists that are compared before all of them are."""
 
 
 class RowCheck:
@@ -51,13 +52,13 @@ class RowCheck:
         self._absent = absent
         self._found = found
         self._schema = schema
-        self._dropping = schema and _dropping(schema)
+        self._roles = roles_of(_dropping(schema)) if schema else {}
         self._bare = {one.name: one for one in schema.sparse if _is_bare(one)} if schema else {}
         """The features whose vocabularies an import would make."""
         self._read_as = read_as
         self._columns: dict[str, _Column] = {}
         self._misfits: set[str] = set()
-        self._equal: frozenset[tuple[str, str]] | None = None
+        self._first_equal: dict[str, str] | None = None
         self._wrong: set[str] = set()
         """The columns of the files in which no row can conform: they are missing, or have a wrong
         type."""
@@ -143,17 +144,10 @@ class RowCheck:
                 read_as = read_as.having(name, kind)
         skip = {one.column for one in misfits}
         columns = {} if self._schema is None else self._look_at_columns(rows, block, skip)
-        equal = frozenset(
-            pair
-            for pair in combinations(names, 2)
-            if rows.schema.field(pair[0]).type == rows.schema.field(pair[1]).type
-            and rows[pair[0]].equals(rows[pair[1]])
-        )
-        return _Look(rows.num_rows, columns, misfits, equal)
+        return _Look(rows.num_rows, columns, misfits, _first_equal(rows, names))
 
     def _look_at_columns(self, rows: pa.Table, block: Block, skip: set[str]) -> dict[str, _Column]:
         assert self._schema is not None
-        assert self._dropping is not None
         found = {}
         for name, role in _checked_roles(self._schema).items():
             if self._wrong & set(role.sources) or skip & set(role.sources):
@@ -168,13 +162,10 @@ class RowCheck:
                     row = block.first + int(missing.argmax())
                     one.first_null = one.first_null or f"{block.file.path}, row {row:,}"
             try:
-                made = conform(
-                    rows,
-                    self._dropping,
-                    str(block.file.path),
-                    columns=[name],
-                    first_row=block.first,
-                )[name]
+                by = self._roles[name]
+                own = rows.select(list(dict.fromkeys(by.sources)))
+                path = str(block.file.path)
+                made = made_by({name: by}, own, path, first_row=block.first)[name]
                 if name in self._bare and block.file.format == "parquet":  # which may have bytes
                     spot = Spot(str(block.file.path), name)
                     counted(rows[name].chunks, spot, self._bare[name].missing)
@@ -201,7 +192,13 @@ class RowCheck:
         self._found.rows += look.rows
         for name, one in look.columns.items():
             self._columns.setdefault(name, _Column()).merge(one)
-        self._equal = look.equal if self._equal is None else self._equal & look.equal
+        before = look.first_equal if self._first_equal is None else self._first_equal
+        firsts: dict[tuple[str, str], str] = {}
+        self._first_equal = {
+            name: firsts.setdefault((before[name], first), name)
+            for name, first in look.first_equal.items()
+            if name in before
+        }
         for misfit in look.misfits:
             if misfit.column not in self._misfits:
                 self._misfits.add(misfit.column)
@@ -213,13 +210,15 @@ class RowCheck:
             self._found.add(where, None, "holds no rows", "Take it out, or write it again.")
         for name, one in self._columns.items():
             self._conclude_column(name, one, where)
-        for first, second in sorted(self._equal or ()) if self._found.rows > 1 else ():
-            self._found.add(
-                where,
-                second,
-                f"equals column {first!r} in every row",
-                "One of them adds nothing: take it out of the schema.",
-            )
+        firsts = self._first_equal or {}
+        for name, first in firsts.items() if self._found.rows > 1 else ():
+            if name != first:
+                self._found.add(
+                    where,
+                    name,
+                    f"equals column {first!r} in every row",
+                    "One of them adds nothing: take it out of the schema.",
+                )
 
     def _conclude_column(self, name: str, one: _Column, where: Location) -> None:
         assert self._schema is not None
@@ -289,8 +288,8 @@ class _Look:
     columns: dict[str, _Column]
     """Each column, as seen in this block alone."""
     misfits: list[Misfit]
-    equal: frozenset[tuple[str, str]]
-    """Columns that are equal in all of its rows."""
+    first_equal: dict[str, str]
+    """By column, the first one that equals it in all of its rows, which may be itself."""
 
 
 @dataclass
@@ -366,3 +365,24 @@ def _shown(ms: float) -> str:
         return datetime.datetime.fromtimestamp(ms / 1e3, datetime.UTC).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):
         return f"{ms:g} ms since 1970"
+
+
+def _first_equal(rows: pa.Table, names: Sequence[str]) -> dict[str, str]:
+    """By column, the first one that equals it. Few pairs are compared whole, since a table may have
+    thousands of columns."""
+    step = max(1, rows.num_rows // COMPARED)
+    places = range(0, rows.num_rows, step)
+    firsts: dict[str, str] = {}
+    alike: dict[tuple[pa.DataType, int, bytes | tuple[int, ...]], list[str]] = {}
+    for name in names:
+        column = rows[name]
+        some: bytes | tuple[int, ...]
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            some = (column.to_numpy() + 0.0).tobytes()
+        else:
+            some = tuple(hash(column[place]) for place in places)
+        others = alike.setdefault((column.type, column.null_count, some), [])
+        firsts[name] = next((one for one in others if rows[one].equals(column)), name)
+        if firsts[name] == name:
+            others.append(name)
+    return firsts
