@@ -145,11 +145,19 @@ def unsafe(indices, lists):
         ({"a": column([0], [1.5])}, "'a': is double, but must be a list of integers"),
         ({"a": unsafe([0, 7], [[1]])}, "from 0 to 7, outside of its 1 unique"),
         ({"a": column([0], [[1]]), "b": column([0, 0], [[1]])}, r"are \[1\] of .*, \[2\] of "),
+        ({"a": pa.chunked_array([column([0], [[1]])])}, "'a': is in chunks. Pass one array"),
+        ({"a": column([0], pa.array([[2**63]], pa.list_(pa.uint64())))}, "one is no int64"),
     ],
 )
 def test_columns_that_are_no_ikjt(columns, reason):
     with pytest.raises(DataError, match=reason):
         IKJT.from_arrow(columns)
+
+
+def test_what_no_list_of_a_column_has_may_be_null():
+    lists = pa.array([[None, 5], [1, 2]])
+    columns = {"a": pa.DictionaryArray.from_arrays(pa.array([0, 0]), lists.slice(1))}
+    assert to_lists(IKJT.from_arrow(columns).to_kjt()) == {"a": [[1, 2], [1, 2]]}
 
 
 def test_bytes_that_are_no_ikjt():

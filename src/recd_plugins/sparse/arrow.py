@@ -124,5 +124,11 @@ def _jagged(
             "them an id of their own, where the table is made."
         )
     if values.type not in types:
-        values = values.cast(types[0])
+        try:
+            values = values.cast(types[0])
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{name}: its ids are {values.type}, and one is no int64 ({error}). Hash them "
+                "where the table is made."
+            ) from error
     return Jagged(torch.from_dlpack(values), torch.from_dlpack(chunk.offsets).diff())

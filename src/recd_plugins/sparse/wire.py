@@ -91,6 +91,8 @@ def from_columns(
     for key, column in columns.items():
         if not pa.types.is_dictionary(column.type):
             raise DataError(f"{key!r}: is {column.type}, but must be a dictionary of lists.")
+        if isinstance(column, pa.ChunkedArray):
+            raise DataError(f"{key!r}: is in chunks. Pass one array: its `combine_chunks()`.")
         lookups[key] = _lookup_of_column(column, repr(key))
         rows[key] = _shared(column.dictionary, repr(key), seen)
     checked, agreed = agreed_groups(lookups, groups)
@@ -114,8 +116,9 @@ def _lookup_of_column(column: pa.DictionaryArray, name: str) -> Tensor:
 def _shared(dictionary: pa.Array, name: str, seen: dict[int, Tensor]) -> WeightedJagged:
     """The dictionary's rows, as a view of the one tensor for all dictionaries in the same array."""
     rows = WeightedJagged(*jagged_from_arrow(dictionary, name))
-    if rows.values.numel() and dictionary.type.value_type in (pa.int32(), pa.int64()):
-        ids = dictionary.values
+    ids = dictionary.values  # what no list has may be null
+    in_place = dictionary.type.value_type in (pa.int32(), pa.int64()) and not ids.null_count
+    if rows.values.numel() and in_place:
         whole = seen.setdefault(ids.buffers()[1].address, torch.from_dlpack(ids))
         first = (rows.values.data_ptr() - whole.data_ptr()) // whole.element_size()
         if 0 <= first <= whole.numel() - rows.values.numel():
