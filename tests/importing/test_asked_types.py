@@ -212,3 +212,24 @@ def test_a_column_may_have_a_name_in_braces(tmp_path: Path) -> None:
     path = text(tmp_path / "a.jsonl", '{"x": 5}\n')
     of_schema = foreign_files([path], TextForm(delimiter="~"), given=TextForm())
     assert of_schema[0].format == "jsonl"
+
+
+def test_a_schema_of_many_columns_is_gone_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once per column: a table may have thousands."""
+    names = [f"c{number}" for number in range(100)]
+    lines = [",".join(["label", *names]), *[",".join(["1"] * 101)] * 3]
+    path = text(tmp_path / "wide.csv", "\n".join(lines))
+    keys = {"label": "label", "session_id": None, "timestamp": None, "dense": names}
+    schema, asked = parse(ForeignSchema, keys, "schema"), [0]
+    found, whole = survey(foreign_files([path])), schema.dense_columns
+
+    def counted(_: ForeignSchema) -> Any:
+        asked[0] += 1
+        return whole
+
+    monkeypatch.setattr(ForeignSchema, "dense_columns", property(counted))
+    read_as = types_asked(found, schema)
+    assert len(read_as.types) == 101
+    assert asked[0] <= 10

@@ -75,8 +75,9 @@ class Block:
             rows = json_rows(self.content, own, read_as)
         else:
             rows = text_rows(self.content, own, read_as)
+        there = {*rows.column_names}  # Arrow makes a new list each time
         for name in columns:
-            if name not in rows.column_names:
+            if name not in there:
                 value = self.file.partitions.get(name)
                 if value is None:
                     value = pa.scalar(None, read_as.types.get(name, pa.null()))
@@ -86,10 +87,10 @@ class Block:
 
 def _own_columns(file: ForeignFile, columns: Sequence[str]) -> list[str]:
     """Those of these columns that the file itself has; at least one, to count its rows by."""
-    keys_may_come = file.format == "jsonl"
+    keys_may_come, there = file.format == "jsonl", {*file.names}
     return [
         name for name in columns
-        if name in file.names or (keys_may_come and name not in file.partitions)
+        if name in there or (keys_may_come and name not in file.partitions)
     ] or [*(file.names or file.roots)[:1]]  # fmt: skip
 
 
@@ -145,9 +146,10 @@ def mapped(
 
 
 def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[str]) -> None:
+    there = {*file.columns, *absent}
     for name in columns:
         # A key of JSON may come later.
-        if name not in (*file.columns, *absent) and file.format != "jsonl":
+        if name not in there and file.format != "jsonl":
             raise DataError(
                 f"{file.path}: lacks column {name!r}, which the schema names; "
                 f"{nearest(name, file.columns)} If some files may lack it, give `--absent {name}`: "

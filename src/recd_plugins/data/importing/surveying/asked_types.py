@@ -36,9 +36,10 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
     types, parted, nulls = dict(read_as.types), dict(read_as.parted), dict(read_as.nulls)
     scored = {one.name for one in schema.sparse if one.scored}
     vectors = {one.name for one in schema.dense_columns if one.width is not None}
+    hashed, of_schema = {*schema.hashed}, _types_in(schema)
     for column in found.columns:
         name, kind = column.name, types[column.name]
-        asked = _type_in(schema, name)
+        asked = of_schema.get(name, pa.string())
         if name in scored and not _are_pairs(kind):
             parted[name] = found.form.lists.get(name) or parted.get(name, "|")
             types[name] = _pairs_of(column, asked)
@@ -46,12 +47,12 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
             types[name] = with_ids(
                 kind, pa.float64() if name in vectors and kind != asked else asked
             )
-        elif name not in schema.hashed and kind == pa.string() != asked and _are_nothing(column):
+        elif name not in hashed and kind == pa.string() != asked and _are_nothing(column):
             types[name] = asked
             nulls[name] = tuple(map(str, column.seen or ()))
-        elif name not in schema.hashed and asked != pa.string() and _are_padded(column):
+        elif name not in hashed and asked != pa.string() and _are_padded(column):
             types[name] = with_ids(kind, pa.int64())
-        elif name not in schema.hashed and kind == pa.string() != asked and _some_number(column):
+        elif name not in hashed and kind == pa.string() != asked and _some_number(column):
             types[name] = asked  # the reader names the first text that is none
 
     def numbers(names: Collection[str]) -> set[str]:
@@ -70,20 +71,21 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
     )
 
 
-def _type_in(schema: ForeignSchema, name: str) -> pa.DataType:
-    """The type of a column of text by its part in a schema: a session is a number until a text
+def _types_in(schema: ForeignSchema) -> dict[str, pa.DataType]:
+    """The types of columns of text by their parts in a schema: a session is a number until a text
     shows that it is not, because numbers stay as they are."""
-    if name in schema.session_columns:
+    found = dict.fromkeys(schema.columns, pa.float64())
+    found |= dict.fromkeys((one.name for one in schema.sparse), pa.int64())
+    if schema.timestamp is not None:
+        texts = schema.timestamp_unit in get_args(TextDates)
+        found[schema.timestamp] = pa.string() if texts else pa.int64()
+    vectors = (one.name for one in schema.dense_columns if one.width is not None)
+    found |= dict.fromkeys((*schema.hashed, *vectors), pa.string())
+    for name in schema.session_columns:
         stands_in = schema.nulls.get(name)
         texts = isinstance(stands_in, Fill) and isinstance(stands_in.value, str)
-        return pa.string() if texts else pa.int64()
-    vectors = [one.name for one in schema.dense_columns if one.width is not None]
-    if name in (*schema.hashed, *vectors) or name not in schema.columns:
-        return pa.string()
-    if name == schema.timestamp:
-        texts = schema.timestamp_unit in get_args(TextDates)
-        return pa.string() if texts else pa.int64()
-    return pa.int64() if any(name == one.name for one in schema.sparse) else pa.float64()
+        found[name] = pa.string() if texts else pa.int64()
+    return found
 
 
 def _are_padded(column: ColumnSurvey) -> bool:
