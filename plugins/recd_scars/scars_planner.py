@@ -11,6 +11,7 @@ import numpy as np
 
 from recd_plugins.api import (
     Context,
+    DataError,
     Missed,
     Notice,
     RegistryError,
@@ -100,6 +101,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         """The memory that it was planned for, on rank 0."""
         self._yielded: list[YieldedCounts] = []
         """What each loader of `order` has yielded since the last plan."""
+        self._unmarked = ""
+        """Why no batch of the last plan's could be marked as hot, on rank 0; "" if they could."""
         self.served: ServingKernels | None = None
         """How the last plan's tables are served from host memory, on rank 0."""
 
@@ -245,6 +248,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         check_home(self._config.home, topology.device or self.context.device)
         self.served, self._every, self._apart = None, model_tables(model), frozenset()
+        self._unmarked = self._why_unmarked()
         plan = super().propose(model, topology, world_size)
         self._apart = self._looked_up_apart(plan)
         return plan
@@ -346,6 +350,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             *found,
             *self._without_copies(named=named),
             *self._left_to_others(),
+            *self._cannot_be_marked(),
             *self._adds_nothing(),
         ]
 
@@ -371,6 +376,31 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                 "row there can be in a hot batch",
                 cure="stack.explain() says why it is left. Have it planned: constraints allow that "
                 "by `sharding_types: [row_wise, table_wise]`; or set `cache.hot_batches: false`.",
+            )
+
+    def _why_unmarked(self) -> str:
+        """Why the trainer's first batch could not be marked as hot, by the `features` that the plan
+        was given; "" if it could be."""
+        if not (self._config.hot_batches and self.context.features and self.context.batches):
+            return ""
+        from recd_plugins.api.batch import OwnBatches
+        from recd_scars.hot_batches.batch_window import check_marks
+
+        for batch in self.context.batches():
+            try:
+                check_marks(batch, OwnBatches(features=self.context.features))
+            except DataError as error:
+                return str(error)
+            break
+        return ""
+
+    def _cannot_be_marked(self) -> Iterator[Notice]:
+        """A notice of batches that do not hold what `features` makes of them, which `stack.order`
+        refuses."""
+        if self._unmarked and self._has_copies:
+            why, _, cure = self._unmarked.partition(". ")
+            yield Unused(
+                what="cache: hot_batches", why=f"no batch can be marked as hot: {why}", cure=cure
             )
 
     def _adds_nothing(self) -> Iterator[Notice]:

@@ -597,6 +597,46 @@ def test_a_model_that_loses_the_marks_of_hot_batches_is_told(gloo_pool: GlooPool
     assert not any(gloo_pool.run(said_of_marks, False)[0])
 
 
+def told_of_made_features() -> tuple[list[str], str, int]:
+    """On a rank: what is said of a plan whose `features` make the KJT that the model looks up; the
+    error of its order, and the batches that came before it."""
+    ids = torch.arange(64).reshape(4, 16) % 4
+    loader = [{"ids": ids + 100}, *[{"ids": ids}] * 5]
+
+    def made(batch: dict[str, Tensor]) -> KeyedJaggedTensor:
+        rows = batch["ids"]
+        lengths = torch.full((len(rows),), rows.shape[1])
+        return KeyedJaggedTensor(["pages"], rows.flatten(), lengths=lengths)
+
+    stack = rp.load(CACHE_OF_ALL)
+    sgd = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        stack.plan(Pages(makes=False), batches=loader, features=made, sharders=sgd)
+    said = [str(one.message) for one in found if one.category is NoticeWarning]
+    planner = stack.planner()
+    assert isinstance(planner, Tiered)
+    assert planner.tier_plan is not None
+    cold = [{"ids": ids + 200}] * 6  # no row of these is hot
+    came = 0
+    with pytest.raises(DataError) as raised:
+        for _ in stack.order(cold, features=made):
+            came += 1
+    return said, str(raised.value), came
+
+
+def test_features_that_the_model_makes_are_told_of_at_the_plan(gloo_pool: GlooPool) -> None:
+    """Batches of them cannot be marked: the plan says so, and an order before its first batch."""
+    first, second = gloo_pool.run(told_of_made_features)
+    assert len(first[0]) == 1
+    assert "cache: hot_batches is not used: no batch can be marked as hot" in first[0][0]
+    assert not second[0]
+    for _, error, came in (first, second):
+        assert came == 0
+        assert "what it returns is not in the dict itself" in error
+        assert "put it into the batch, and have the model look up that one. Or set `cache" in error
+
+
 HOT, COLD = 0, 10
 """Two rows, by SOME."""
 

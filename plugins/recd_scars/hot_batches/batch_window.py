@@ -27,6 +27,7 @@ from recd_scars.hot_batches.window_samples import WindowSamples
 __all__ = [
     "BatchWindow",
     "DealtWindow",
+    "check_marks",
     "hot_counts",
     "hot_places",
     "mixed",
@@ -75,8 +76,11 @@ class BatchWindow:
         return most_hot(int(self.hot.sum()), self._sizes)
 
     def classify(self, rows: HotRows) -> None:
-        """Find the hot samples by a tier plan: those that are hot in each KJT of their batch."""
+        """Find the hot samples by a tier plan: those that are hot in each KJT of their batch; an
+        error where no batch can be marked as hot, before the first one is."""
         self.version = rows.version
+        if rows.any and self._own.select is None:
+            check_marks(self._batches[0], self._own, rows.version)
         by_kjt = (self._hot_samples(rows, kjt) for kjt in range(len(self._features)))
         self.hot = reduce(np.logical_and, by_kjt)
         if self._changes_places(self.most_hot) and self._own.select is None:
@@ -224,6 +228,15 @@ def _check_takes_apart(features: SparseFeatures) -> None:
             "cache.hot_batches: keys of a batch differ in their number of samples (variable "
             "stride, VBE), so that no sample can move to another batch. Set hot_batches to false."
         )
+
+
+def check_marks(batch: Any, own: OwnBatches, hot_under: str = "any plan") -> None:
+    """`DataError` where the batch could not be marked as hot, as where `features` makes a KJT that
+    the batch does not hold."""
+    try:
+        _marked_as(batch, hot_under, own)
+    except DataError as error:
+        raise DataError(f"{error} Or set `cache.hot_batches: false`.") from None
 
 
 def _marked_as(batch: Any, hot_under: str | None, own: OwnBatches) -> Any:

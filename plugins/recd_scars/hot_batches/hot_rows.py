@@ -47,6 +47,8 @@ class HotRows:
         """`features` of each table; of one that the plan does not name, no row is hot."""
         self.version = plan.version
         hot = [plan.tables.get(name, TablePlan(table=name)).replicated for name in features]
+        self.any = any(map(len, hot))
+        """Whether any row is hot."""
         ends = [int(rows.max()) + 1 if len(rows) else 0 for rows in hot]
         self._ways = [way_to(len(rows), end) for rows, end in zip(hot, ends, strict=True)]
         """The way in which each table's rows are looked up."""
