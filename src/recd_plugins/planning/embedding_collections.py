@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-__all__ = ["embedding_collections", "fused_collections", "has_sequences"]
+__all__ = ["embedding_collections", "fused_collections", "has_sequences", "with_plain_collections"]
 
 
 def embedding_collections(
@@ -48,3 +48,20 @@ def fused_collections(
             yield module, module.embedding_bag_configs()
         elif isinstance(module, FusedEmbeddingCollection):
             yield module, module.embedding_configs()
+
+
+def with_plain_collections(model: nn.Module) -> nn.Module:
+    """A model without weights that has the tables of both kinds in plain collections: what this one
+    would be, were no optimizer fused into a collection."""
+    import torch
+    from torch import nn
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+    meta, made = torch.device("meta"), nn.ModuleList()
+    plain = ((module, configs) for _, module, configs in embedding_collections(model))
+    for module, configs in (*plain, *fused_collections(model)):
+        bags = isinstance(module, EmbeddingBagCollection | FusedEmbeddingBagCollection)
+        kind: Any = EmbeddingBagCollection if bags else EmbeddingCollection
+        made.append(kind(list(configs), device=meta))
+    return made

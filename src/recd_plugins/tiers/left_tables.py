@@ -20,11 +20,17 @@ __all__ = ["OWN", "LeftTables", "in_backticks", "of_weighted_means"]
 OWN = "TorchRec's own"
 VARIABLE = "keys of the KJT differ in batch size (variable batch per feature) there"
 ONE_NAME = "other collections have tables of this name, and tier plans know tables by it alone"
+FUSED = "TorchRec plans and trains by itself what its `fuse_embedding_optimizer` made"
+WITHOUT_FUSED = (
+    "Leave TorchRec's `fuse_embedding_optimizer` out, and name the tables' optimizer by "
+    "`apply_optimizer_in_backward(...)`"
+)
 WEIGHTED_MEANS = (
     "what TorchRec divides means of weighted ids by is the plan's: the sum of the weights where a "
     "table is row-wise, as one with replicas is, and the number of ids elsewhere"
 )
 CURES = {
+    FUSED: f"{WITHOUT_FUSED}.",
     ONE_NAME: "Give each collection's tables names of their own.",
     WEIGHTED_MEANS: "Pool weighted ids by the sum, and have the model divide.",
 }
@@ -87,6 +93,10 @@ class LeftTables:
         """Leave these too, for the weights that their ids come with."""
         self.add(names, WEIGHTED_MEANS)
 
+    def add_fused(self, names: Collection[str]) -> None:
+        """Leave these, which are in collections that hold their optimizer themselves."""
+        self.add(names, FUSED)
+
     def add_variable(self, names: Sequence[str], *, others: bool) -> Notice:
         """Leave these too, for the kind of their KJTs; `others` says whether other tables are
         planned."""
@@ -127,8 +137,7 @@ class LeftTables:
                 what=self._what,
                 why=f"all tables of the model are in {' and '.join(sorted(fused))}, which "
                 "TorchRec plans and trains by itself",
-                cure="Leave TorchRec's `fuse_embedding_optimizer` out, and name the tables' "
-                f"optimizer by `apply_optimizer_in_backward(...)`; or take {self._all} out.",
+                cure=f"{WITHOUT_FUSED}; or take {self._all} out.",
             )
         return Unused(
             what=self._what,

@@ -39,6 +39,7 @@ from recd_plugins.planning.answers import (
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.cost import Prices, Pricing, priced
+from recd_plugins.planning.embedding_collections import fused_collections, with_plain_collections
 from recd_plugins.planning.homes import Homes, without_advice
 from recd_plugins.planning.kernels_without_rows import without_rows
 from recd_plugins.planning.model_tables import ModelTable, model_tables
@@ -291,12 +292,27 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                     f"{of_table}, which the model does not have; {nearest(name, every)}"
                 )
         self._left.begin(model, chosen, self.fused, sharders_of(self.others))
+        if every:  # else a notice of its own says that all are fused
+            self._left.add_fused(self._fused_ones(model, every))
         self.found = {
             name: table
             for name, table in chosen.items()
             if may_be_row_wise(self.others, name) and name not in self._left.why
         }
         self._has_planned = True
+
+    def _fused_ones(self, model: nn.Module, every: Collection[str]) -> list[str]:
+        """The tables of TorchRec's fused collections, beside `every` other table, that the policy
+        would be for if they were in plain ones."""
+        fused = {one.name for _, tables in fused_collections(model) for one in tables}
+        if not fused.difference(every):
+            return []
+        chosen = self.tables(with_plain_collections(model))
+        return [
+            name
+            for name in chosen
+            if name in fused.difference(every) and may_be_row_wise(self.others, name)
+        ]
 
     def _proposed(self, asked: _AskedPlan) -> tuple[str, ShardingPlan]:
         """The plan, and why it is what it is, in words."""
