@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
@@ -339,6 +340,33 @@ def test_a_pipeline_that_hooks_an_exchange_is_refused(
     """In plain TorchRec it steps before gradients are summed over ranks, which then part."""
     for says in gloo_pool.run(hooked, side, site):
         assert "hooks the backward of a collection's exchange" in says
+
+
+def waited_for_elsewhere(side: Side) -> str:
+    """On a rank: the error of a pipeline whose other thread waits for the ids of a batch; "" where
+    it trains."""
+    own = job(side)
+    (batch,) = own.batches(1)
+    inner: Any = own.model.module
+    context = inner.history.create_context()
+    splits = inner.history.input_dist(context, batch.sparse)
+    with ThreadPoolExecutor(1, thread_name_prefix="waits") as pool:
+        try:
+            ids = pool.submit(splits.wait().wait).result()
+        except CapabilityError as error:
+            return str(error)
+    inner.history.compute_and_output_dist(context, ids)
+    return ""
+
+
+def test_a_pipeline_that_waits_in_another_thread_is_refused(gloo_pool: GlooPool) -> None:
+    """In Ascend's RecSDK a thread does so while the main one goes on to other batches. TorchRec's
+    own exchange begins nothing there; that of replicas does, and ranks hung."""
+    assert gloo_pool.run(waited_for_elsewhere, "plain") == ["", ""]
+    for says in gloo_pool.run(waited_for_elsewhere, "tiers"):
+        assert "thread 'MainThread' of the trainer or its pipeline began an exchange" in says
+        assert "thread 'waits_0' waits for it" in says
+        assert "or plan no replicas" in says
 
 
 @pytest.mark.parametrize("train", [accumulating, accumulating_through_a_pipeline])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from threading import current_thread
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.tiers.collectives import CollectiveSequence, Nodes, Pending
 from recd_plugins.tiers.exchange import AskedIds, HomeIds, NodeExchange, ask_node
 from recd_plugins.tiers.gradients.touched import (
@@ -303,7 +304,7 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
 
     TorchRec joins the exchanges of splits of all its modules in one, over one group of ranks. A
     request stays out of that: it is a plain awaitable among them. Every rank makes the requests,
-    and waits for them, in the same order.
+    and waits for them, in the same order, which nobody can promise of several threads.
     """
 
     def __init__(
@@ -319,6 +320,7 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
         others."""
         super().__init__()
         self._replicas, self._nodes = replicas, nodes
+        self._thread = current_thread()
         self._exchange = None if asked is None else CollectiveSequence(ask_node(asked, nodes.node))
         self._touched = None
         layout = replicas.replicated_layout
@@ -328,9 +330,17 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
             self._touched = CollectiveSequence(exchange_touched(mine, nodes, hot=hot))
 
     def advance(self) -> None:
-        for sequence in (self._exchange, self._touched):
-            if sequence is not None:
-                sequence.advance()
+        under_way = [one for one in (self._exchange, self._touched) if one is not None]
+        if current_thread() is not self._thread and not all(one.done for one in under_way):
+            raise CapabilityError(
+                f"tiers: thread {self._thread.name!r} of the trainer or its pipeline began an "
+                f"exchange of ids, and thread {current_thread().name!r} waits for it. Where rows "
+                "have replicas this wait begins collectives; beside those of another thread they "
+                "would come in another order on each rank, and ranks would hang. Wait in the "
+                "thread that began it, as TorchRec's own pipelines do, or plan no replicas."
+            )
+        for sequence in under_way:
+            sequence.advance()
 
     def answer(self) -> GroupAnswer:
         """The second wait, once TorchRec has its splits."""
