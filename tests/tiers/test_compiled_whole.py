@@ -1,4 +1,5 @@
-"""Ladder, one rank and two: a whole model that torch.compile compiles is evaluated as without."""
+"""Ladder, one rank and two: a whole model that torch.compile compiles is evaluated as without, and
+a backward that it would compile is refused."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 import recd_plugins as rp
+from recd_plugins.errors import CapabilityError
 from recd_plugins.testing.batches import from_lists
 from recd_plugins.testing.gloo import GlooPool
 
@@ -40,6 +42,23 @@ class Both(nn.Module):
         return seen.sum() + pages.sum()
 
 
+def refused() -> None:
+    """On a rank: a batch that is computed to be trained while compiled autograd is on."""
+    ids = [[row % 7, row + 20, 3] for row in range(16)]
+    batch = from_lists({"seen": ids, "pages": ids})
+    model, stack = Both(), rp.load(REGISTRY)
+    plan = stack.plan(model, batches=[batch] * 3)
+    sharded = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=plan, sharders=stack.sharders()
+    )
+    with (
+        torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
+        pytest.raises(CapabilityError, match="as in TorchRec's TrainPipelineSparseDistComp"),
+    ):
+        sharded(batch)
+    sharded(batch).backward()
+
+
 def evaluated() -> tuple[list[float], list[float], int]:
     """On a rank: what a model comes to compiled and plainly, and how many tables have replicas."""
     ids = [[row % 7, row + 20, 3] for row in range(16)]
@@ -61,3 +80,7 @@ def test_an_evaluation_is_compiled(gloo_pool: GlooPool, ranks: int) -> None:
     for compiled, plainly, tables in gloo_pool.run(evaluated, world_size=ranks):
         assert tables == 2
         assert compiled == plainly
+
+
+def test_compiled_autograd_is_refused(gloo_pool: GlooPool) -> None:
+    gloo_pool.run(refused, world_size=1)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.fx import Tracer
 
-__all__ = ["outside_of_graphs", "trace_own_thread_alone"]
+__all__ = ["autograd_is_compiled", "outside_of_graphs", "trace_own_thread_alone"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +30,12 @@ def outside_of_graphs(function: F) -> F:
     code torch turns numpy arrays into tensors, which numba's kernels do not take."""
     disable: Any = torch.compiler.disable
     return cast("F", disable(function))
+
+
+def autograd_is_compiled() -> bool:
+    """Whether torch compiles the backward of what is computed now (compiled autograd)."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 THREAD = "_recd_thread"

@@ -19,7 +19,8 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.home_weights import report_reads, report_reads_of_shards
 from recd_plugins.compat.torchrec import refuse_trackers, table_of, wrap_own_optimizers
-from recd_plugins.compat.tracing import outside_of_graphs
+from recd_plugins.compat.tracing import autograd_is_compiled, outside_of_graphs
+from recd_plugins.errors import CapabilityError
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.update import Update
@@ -120,6 +121,7 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
     @outside_of_graphs
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
         """Answer the node first: its rows travel while TorchRec looks up its own."""
+        _check_autograd()
         own = self._answer_node(ctx, input)
         if ctx.is_hot:
             return self._output(ctx, self._nothing_from_home())
@@ -171,3 +173,14 @@ def _report_reads(module: Any, state: dict[str, Any], prefix: str, *_: object) -
         table = table_of(name)
         if table in module.tiers.tables:
             report_reads_of_shards(state[prefix + name], table, module.tiers.report_read)
+
+
+def _check_autograd() -> None:
+    """`CapabilityError` where torch would compile the backward, which sums what ranks hold."""
+    if torch.is_grad_enabled() and autograd_is_compiled():
+        raise CapabilityError(
+            "tiers: torch compiles the backward (compiled autograd, as in TorchRec's "
+            "TrainPipelineSparseDistCompAutograd), but tables with replicas or coalesced ids would "
+            "train other weights by it. Take TrainPipelineSparseDist, or leave replicas and "
+            "coalescing out of the registry."
+        )
