@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -386,12 +387,11 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         from recd_plugins.api.batch import OwnBatches
         from recd_scars.hot_batches.batch_window import check_marks
 
-        for batch in self.context.batches():
+        for batch in islice(self.context.batches(), 1):  # which a look has read already
             try:
                 check_marks(batch, OwnBatches(features=self.context.features))
             except DataError as error:
                 return str(error)
-            break
         return ""
 
     def _cannot_be_marked(self) -> Iterator[Notice]:
