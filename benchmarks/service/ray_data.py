@@ -36,12 +36,15 @@ MISSING = [name for name in ("ray", "pandas") if find_spec(name) is None]
 
 def beside_ray_data(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Figure:
     """The rows a second of both, with epochs in turn. Ours goes on from the middle of an epoch."""
+    import ray
+
     stack = stack_of(folder, "KJT", ONE, samples=samples, batch_size=batch_size)
     loader, table = service(stack), stack.prepare().train
     assert_it_resumes(loader, service(stack))
     sides = {"ours": lambda: rows_of(loader), "Ray Data": _epochs(table, batch_size)}
     measured = alternate(sides, rounds, of="beside Ray Data")
     end_workers()
+    ray.shutdown()  # so that what is measured next has nothing beside it
     pairs = list(zip(measured["ours"], measured["Ray Data"], strict=True))
     if any(ours.result != theirs.result for ours, theirs in pairs):
         raise AssertionError("an epoch of Ray Data has other rows than one of ours")
