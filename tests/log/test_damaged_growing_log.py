@@ -4,6 +4,7 @@ what a crash may take of it loses no message."""
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -205,6 +206,7 @@ def cut(file: Path) -> None:
         ("shard-*", Path.unlink, r"is not there, .* Restore it from a copy"),
         ("marks", lambda file: file.write_text("a\nb\n"), r"damaged.* if its writer has ended, re"),
         ("sealed", cut, r"list of sealed files is damaged"),
+        ("sealed", lambda file: file.write_text("[" * 10_000), r"damaged .it is nested too deep"),
     ],
 )
 def test_a_file_that_is_not_what_it_was_is_named(
@@ -215,6 +217,14 @@ def test_a_file_that_is_not_what_it_was_is_named(
     harm(file)
     with pytest.raises(DataError, match=f"{file}.*{says}"):
         counted(dataset(tmp_path), tmp_path)
+
+
+def test_a_manifest_of_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    written(tmp_path)
+    manifest = tmp_path / "log" / "manifest.json"
+    manifest.write_text("[" * 10_000)
+    with pytest.raises(DataError, match=f"{manifest}: cannot be read.*Restore it from a copy"):
+        dataset(tmp_path)
 
 
 def test_marks_of_a_living_writer_that_are_gone_are_named(tmp_path: Path) -> None:
@@ -277,18 +287,38 @@ def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(kind: str
 
 
 @pytest.mark.parametrize("name", ["period-000000.json", "ended.json"])
-@pytest.mark.parametrize("text", ["{", '{"strange": 1}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "{",
+        lambda text: "null",
+        lambda text: "[" * 10_000,
+        lambda text: '{"strange": 1}',
+        lambda text: re.sub(r'("number"|"before"): \d', r"\1: 1", text, count=1),
+        lambda text: re.sub(r'("number"|"before"): \d', r"\1: null", text, count=1),
+    ],
+    ids=["cut", "null", "deep", "strange", "flipped", "without_a_number"],
+)
 def test_what_a_run_left_of_a_period_is_named_where_it_is_damaged(
-    tmp_path: Path, name: str, text: str
+    tmp_path: Path, name: str, damage: Callable[[str], str]
 ) -> None:
     written(tmp_path)
     before = counted(dataset(tmp_path), tmp_path)
     file = next(tmp_path.glob("periods-*")) / name
-    file.write_text(text)
+    file.write_text(damage(file.read_text()))
     with pytest.raises(DataError, match=f"{file}: is damaged, or of another version .* remove it"):
         dataset(tmp_path).period(0)
     file.unlink()
     assert counted(dataset(tmp_path), tmp_path) == before
+
+
+def test_a_manifest_in_place_of_another_is_named(tmp_path: Path) -> None:
+    written(tmp_path)
+    counted(dataset(tmp_path), tmp_path)
+    folder = next(tmp_path.glob("periods-*"))
+    (folder / "period-000000.json").write_bytes((folder / "period-000001.json").read_bytes())
+    with pytest.raises(DataError, match=r"period-000000\.json: is damaged.*it is of period 1"):
+        dataset(tmp_path).period(0)
 
 
 def test_a_draft_of_a_manifest_that_a_killed_process_left_is_none(tmp_path: Path) -> None:

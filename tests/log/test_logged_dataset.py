@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def test_all_who_read_a_log_that_is_written_mean_the_same_rows(tmp_path, rows):
     ]
     assert reports[0] == reports[1]
     (file,) = (tmp_path / "data").glob("ends-*.json")
-    ends = json.loads(file.read_text())
+    ends = json.loads(file.read_text())["ends"]
     file.unlink()
     assert samples(whole := looked(), "whole") > noted
     assert whole.fingerprint() != digest
@@ -154,7 +155,12 @@ def test_what_a_killed_writer_left_and_is_lost_later_is_an_error(tmp_path, rows,
     with pytest.raises(DataError, match=rf"{file}: was whole up to byte [\d,]+ before.* {now}"):
         looked("less")
     assert 0 < looked("skipped", damaged="skip") < FEW
-    next((tmp_path / "data").glob("ends-*.json")).unlink()
+    (noted,) = (tmp_path / "data").glob("ends-*.json")
+    for text in ("null", '{"ends": {}}', re.sub(r"[1-9]", "0", noted.read_text(), count=1)):
+        noted.write_text(text)
+        with pytest.raises(DataError, match=f"{noted}: is damaged, .*Remove it"):
+            looked("noted")
+    noted.unlink()
     file.write_bytes(kept)
     assert looked("restored") == FEW
     shutil.rmtree(tmp_path / "log")

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from recd_dedup.log.checked_log import CheckedGrowingLog
 from recd_dedup.log.deleted import DeletedMessages
+from recd_dedup.log.digested import digested, undigested
 from recd_dedup.log.kafka import KafkaLog
 from recd_dedup.log.log_period import LogPeriod, MessagesDigest, PeriodManifest
 from recd_dedup.log.logged_dataset import LoggedConfig
@@ -172,7 +173,7 @@ class GrowingLogDataset(GrowingDataset):
         # period.
         adds = any(place >= closed_before.get(part, 0) for part, (place, _) in found.last.items())
         if cuts.ended and not adds and found.latest < self.config.start_of(number):
-            write_whole(self._folder / ENDED, json.dumps({"before": number}))
+            write_whole(self._folder / ENDED, digested("before", number))
             return None
         manifest = PeriodManifest(
             number=number,
@@ -185,7 +186,7 @@ class GrowingLogDataset(GrowingDataset):
             last=found.last,
             before="" if before is None else before.identity,
         )
-        write_whole(self._file(number), json.dumps(dataclasses.asdict(manifest), indent=1))
+        write_whole(self._file(number), digested("period", dataclasses.asdict(manifest)))
         return manifest
 
     def _cuts(self, number: int, begins: Mapping[str, int]) -> Cuts:
@@ -317,20 +318,16 @@ class GrowingLogDataset(GrowingDataset):
         config = self.config
         if config.until is not None and config.start_of(number) >= config.until:
             return True
-        file = self._folder / ENDED
-        found = self._read_json(file)
-        try:
-            return found is not None and number >= int(found["before"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise _unreadable(file, str(error)) from error
+        before = self._ended()
+        return before is not None and number >= before
 
     def _warn_of_later(self) -> None:
         """Warn, once, that more was written after the data had ended, which is in no period."""
-        ended = self._read_json(self._folder / ENDED)
+        ended = self._ended()
         if self._reported or ended is None:
             return
         self._reported = True
-        last = self._manifest(int(ended["before"]) - 1)
+        last = self._manifest(ended - 1)
         try:
             cuts = self._log.cuts({}, NEVER, NEVER)
         except DataError:  # no more of the log is needed
@@ -345,22 +342,30 @@ class GrowingLogDataset(GrowingDataset):
             )
 
     @staticmethod
-    def _read_json(file: Path) -> Mapping[str, Any] | None:
+    def _held_by(file: Path, what: str) -> Any:
+        """What a file of the periods holds; None if it is not there."""
         if not file.exists():
             return None
         try:
-            found: Mapping[str, Any] = json.loads(file.read_text("utf-8"))
+            return undigested(what, file.read_bytes())
         except ValueError as error:
             raise _unreadable(file, str(error)) from error
-        return found
+
+    def _ended(self) -> int | None:
+        """The number of the period before which the data ended, if they have."""
+        before: int | None = self._held_by(self._folder / ENDED, "before")
+        return before
 
     def _manifest(self, number: int) -> PeriodManifest | None:
         file = self._file(number)
-        found = self._read_json(file)
+        found = self._held_by(file, "period")
         try:
-            return None if found is None else PeriodManifest(**found)
-        except TypeError as error:
+            manifest = None if found is None else PeriodManifest(**found)
+        except TypeError as error:  # of another version
             raise _unreadable(file, str(error)) from error
+        if manifest is not None and manifest.number != number:
+            raise _unreadable(file, f"it is of period {manifest.number}")
+        return manifest
 
     @cached_property
     def _vocabularies(self) -> Mapping[Location, str]:

@@ -50,7 +50,7 @@ class Manifest:
             found = json.loads(text.decode("utf-8"))
             manifest = cls(**found)
             known = isinstance(manifest.shards, int) and manifest.shards > 0
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{file}: cannot be read: {error}. Restore it from a copy.") from error
         if manifest.format != FORMAT or manifest.route not in get_args(LogRoute) or not known:
             raise DataError(

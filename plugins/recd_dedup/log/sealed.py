@@ -1,8 +1,7 @@
 """The sealed files of a log: each writer writes a list of its files when it closes.
 
     sealed/<writer>.json
-        {"files": {"shard-00007/<writer>.log": [bytes, blocks, messages, digest]},
-         "digest": the SHA-256 of `files`}
+        {"files": {"shard-00007/<writer>.log": [bytes, blocks, messages, digest]}, "digest": ...}
 
 Writers do not share files here either. A file on a list must be there as it was sealed; a file on
 no list belongs to a writer that still writes, or was killed.
@@ -10,13 +9,12 @@ no list belongs to a writer that still writes, or was killed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from recd_dedup.log.digested import digested, undigested
 from recd_dedup.log.shard_file import Damaged, Sealed, held_in, name_of, report_damage, sync_folder
 from recd_plugins.api import so_many
 from recd_plugins.api.data import Location
@@ -82,7 +80,7 @@ def write_sealed(folder: Path, writer: str, files: Mapping[Path, Sealed], *, syn
     target.parent.mkdir(exist_ok=True)
     draft = target.with_suffix(".part")
     with draft.open("w", encoding="utf-8") as opened:
-        json.dump({"files": listed, "digest": _digest(listed)}, opened)
+        opened.write(digested("files", listed))
         opened.flush()
         if sync:
             os.fsync(opened.fileno())
@@ -93,13 +91,10 @@ def write_sealed(folder: Path, writer: str, files: Mapping[Path, Sealed], *, syn
 
 def _listed(file: Location, damaged: Damaged) -> dict[str, Sealed]:
     try:
-        held = json.loads(file.read_text("utf-8"))
-        if held["digest"] == _digest(held["files"]):
-            return {name: Sealed(*one) for name, one in held["files"].items()}
-        why = "its digest is not that of the files it names"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = str(error)
-    report_damage(f"{file}: this list of sealed files is damaged ({why})", damaged)
+        files = undigested("files", file.read_bytes())
+        return {name: Sealed(*one) for name, one in files.items()}
+    except (OSError, ValueError) as error:
+        report_damage(f"{file}: this list of sealed files is damaged ({error})", damaged)
     return {}
 
 
@@ -113,7 +108,3 @@ def _is_as_sealed(path: Location, sealed: Sealed, damaged: Damaged) -> bool:
         report_damage(f"{path}: is cut short to {size:,} bytes; {there}", damaged)
         return False
     return True
-
-
-def _digest(files: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

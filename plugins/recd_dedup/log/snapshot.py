@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from recd_dedup.log.digested import digested, undigested
 from recd_plugins.api import DataError, NoticeWarning
 from recd_plugins.api.data import LogRoute, write_whole
 
@@ -105,7 +106,7 @@ class Snapshot:
                     text = {
                         part: [one for one in end if one is not None] for part, end in now.items()
                     }
-                    write_whole(self._file, json.dumps(text, indent=1))
+                    write_whole(self._file, digested("ends", text))
                     noted = now
         none = End(0, "")
         newer = sum(max(0, end.place - noted.get(part, none).place) for part, end in now.items())
@@ -123,15 +124,12 @@ class Snapshot:
         if not self._file.exists():
             return None
         try:
-            found = json.loads(self._file.read_text("utf-8"))
-            return {
-                part: End(int(place), str(digest), *map(int, begin))
-                for part, (place, digest, *begin) in found.items()
-            }
-        except (ValueError, TypeError, AttributeError) as error:
+            found = undigested("ends", self._file.read_bytes())
+            return {part: End(*end) for part, end in found.items()}
+        except ValueError as error:
             raise DataError(
-                f"{self._file}: is damaged ({error}). Remove it, and the log is read up to where "
-                "it ends now."
+                f"{self._file}: is damaged, or of another version ({error}). Remove it, and the "
+                "log is read up to where it ends now."
             ) from error
 
     def _is_still(self, noted: dict[str, End], now: dict[str, End]) -> bool:
