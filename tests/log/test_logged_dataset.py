@@ -159,8 +159,17 @@ def test_what_a_killed_writer_left_and_is_lost_later_is_an_error(tmp_path, rows,
     for text in ("null", '{"ends": {}}', re.sub(r"[1-9]", "0", noted.read_text(), count=1)):
         noted.write_text(text)
         with pytest.raises(DataError, match=f"{noted}: is damaged, .*Remove it"):
-            looked("noted")
+            looked("noted", damaged="skip")
     noted.unlink()
+    # Without its note, the marks of its writer say how much there was.
+    with pytest.raises(DataError, match=rf"{file}: was whole up to byte [\d,]+ before.* {now}"):
+        looked("first")
+    assert 0 < looked("first", damaged="skip") < FEW
+    next((tmp_path / "data").glob("ends-*.json")).unlink()
+    file.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(DataError, match=rf"{file}, byte .*: was whole before, but is not now"):
+        looked("flipped")
+    next((tmp_path / "data").glob("ends-*.json")).unlink()
     file.write_bytes(kept)
     assert looked("restored") == FEW
     shutil.rmtree(tmp_path / "log")

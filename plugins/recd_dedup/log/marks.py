@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from zlib import crc32
 
-from recd_dedup.log.shard_file import appended
+from recd_dedup.log.shard_file import Damaged, appended, held_in
 from recd_plugins.api import DataError
 from recd_plugins.api.data import Location
 
-__all__ = ["MARKS", "Marks", "WriterMarks", "lives"]
+__all__ = ["MARKS", "Marks", "WriterMarks", "lives", "marked_ends"]
 
 MARKS = "marks"
 
@@ -129,3 +129,20 @@ class Marks:
             marks.append(len(self.times))
             ends.append(end)
         self.times.append(max([mark["time"], *self.times[-1:]]))
+
+
+def marked_ends(folder: Location, damaged: Damaged) -> dict[str, dict[int, int]]:
+    """Up to where each writer's files were written, by its last marks: bytes by log shard. What a
+    crash of the machine took of a mark, or of the log's files where they are not forced to the
+    disk, is not told apart from damage. Damaged marks are skipped if damage is."""
+    found = {}
+    held: list[Location] = [*held_in(folder / MARKS, "*.log")]
+    for file in held:
+        marks = Marks(file)
+        try:
+            marks.read_on()
+        except DataError:
+            if damaged == "raise":
+                raise
+        found[file.stem] = marks.ends(len(marks.times))
+    return found

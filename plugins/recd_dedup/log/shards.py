@@ -31,7 +31,7 @@ from recd_dedup.log.cuts import WriterCuts
 from recd_dedup.log.deleted import readable
 from recd_dedup.log.log_block import LogBlock, messages_within, read_block
 from recd_dedup.log.manifest import MANIFEST, Manifest
-from recd_dedup.log.marks import MARKS, WriterMarks
+from recd_dedup.log.marks import MARKS, WriterMarks, marked_ends
 from recd_dedup.log.routing import check_messages, routed
 from recd_dedup.log.sealed import SealedFiles, Unsealed, write_sealed
 from recd_dedup.log.shard_file import (
@@ -154,8 +154,23 @@ class ZstdShards:
         if at is not None:
             return {name: End(place, "") for name, place in at.items()}
         with readable():
+            marked = self._marked_unsealed()  # before files are looked at, for both grow
             files = {file: self._end_of(file, sealed) for file, sealed in self._every_file()}
-        return {name_of(file): End(end, "") for file, end in files.items() if end > FILE_BYTES}
+        ends = {name_of(file): end for file, end in files.items() if end > FILE_BYTES}
+        for name, end in sorted(marked.items()):
+            if (place := ends.get(name, 0)) < end:
+                cut_short(self.folder / name, place, end, self.config.damaged)
+        return {name: End(end, "") for name, end in ends.items()}
+
+    def _marked_unsealed(self) -> dict[str, int]:
+        """Up to where the files of writers that have not closed were written, by their marks."""
+        damaged, found = self.config.damaged, {}
+        marked = marked_ends(self.folder, damaged)
+        sealed = self._sealed.writers(damaged)
+        for writer in marked.keys() - sealed.keys():
+            for shard, end in marked[writer].items():
+                found[file_name(shard, writer)] = end
+        return found
 
     def _every_file(self) -> Iterator[tuple[Location, Sealed | None]]:
         for shard in range(self.shards):
@@ -181,7 +196,8 @@ class ZstdShards:
     def read(self, shard: int, ends: Mapping[str, End] | None = None) -> Iterator[pa.RecordBatch]:
         """The messages of a shard so far, or up to these ends, a block at a time.
 
-        Torn tails of files that are not sealed are left out: `unsealed` counts them.
+        Torn tails of files that are not sealed are left out: `unsealed` counts them. Up to these
+        ends, what a writer's marks have was whole, and is damage if it cannot be read.
         """
         if not 0 <= shard < self.shards:
             raise DataError(f"{self.folder}: has shards 0 to {self.shards - 1}, not {shard}.")
@@ -201,7 +217,12 @@ class ZstdShards:
             messages = read_block(frame, damaged)
             if messages is not None:
                 yield lying_at(str(frame), messages)
-            elif (left := self.unsealed.get(frame.file)) is not None:
+                continue
+            if ends is not None and damaged == "raise":
+                marked = self._marked_unsealed()
+                if frame.end <= marked.get(name_of(frame.file), 0):
+                    raise _harmed(frame)
+            if (left := self.unsealed.get(frame.file)) is not None:
                 last = frame.end >= frame.file.stat().st_size - left.tail
                 lost = left.tail + frame.end - frame.offset if last else left.tail
                 messages_left = left.messages - frame.messages
@@ -300,9 +321,7 @@ class ZstdShards:
                     where = lying_at(str(frame), messages)
                     yield Placed(name_of(frame.file), frame.offset, where)
                 elif damaged == "raise":
-                    raise DataError(
-                        f"{frame}: was whole before, but is not now. Restore it from a copy."
-                    )
+                    raise _harmed(frame)
 
     def fingerprint(self) -> str:
         with readable():
@@ -386,6 +405,10 @@ class ZstdShards:
             self._files[shard] = ShardFile(path, shard, self.config.fsync)
         self._files[shard].append(block.packed(self._compressor))
         block.clear()
+
+
+def _harmed(frame: Frame) -> DataError:
+    return DataError(f"{frame}: was whole before, but is not now. Restore it from a copy.")
 
 
 def build_zstd_shards(config: ZstdShardsConfig, context: Context) -> ZstdShards:
