@@ -27,6 +27,7 @@ from recd_plugins.data.reader.local_reader import (
     build_local_reader,
     table_digest,
 )
+from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError, RecdError
 from recd_plugins.slots import Context
@@ -374,3 +375,55 @@ def test_a_file_may_have_no_key_at_all_and_keys_may_be_views(
     built = build_parquet(parse(ParquetConfig, config, "dataset"), Context(folder=tmp_path))
     rows = pa.concat_tables(built.chunks("train")).to_pylist()
     assert [row["beta"] for row in rows] == [[], [], [], [], [7], []]
+
+
+def side_table(path: Path) -> SideTable:
+    values = {"table": str(path), "key": "user", "sparse": BETA["sparse"]}
+    return SideTable(parse(SideTableConfig, values, "join"), ["beta"])
+
+
+@pytest.mark.parametrize("row_group_size", [1, 9])
+@pytest.mark.parametrize("of_side", [pa.int64(), pa.uint64()])
+@pytest.mark.parametrize("of_rows", [pa.int64(), pa.uint64(), pa.int32(), pa.null()])
+def test_whole_numbers_of_any_type_are_joined_by_what_they_are(
+    tmp_path: Path, row_group_size: int, of_side: pa.DataType, of_rows: pa.DataType
+) -> None:
+    """2^64 - 1 has the bits of -1."""
+
+    def of(keys: list[int], kind: pa.DataType) -> list[int]:
+        if pa.types.is_null(kind):
+            return []
+        low = 0 if pa.types.is_unsigned_integer(kind) else -(2 ** (kind.bit_width - 1))
+        return [key for key in keys if low <= key < low + 2**kind.bit_width]
+
+    keys = of([-(2**63), -1, 0, 5, 2**63 - 1, 2**63, 2**64 - 1], of_side)
+    beta = pa.table({"user": pa.array(keys, of_side), "beta": [[n] for n in range(len(keys))]})
+    pq.write_table(beta, tmp_path / "beta.parquet", row_group_size=row_group_size)
+    users = [2**64 - 1, -1, None, 5, 2**63, -(2**63), 2**63 - 1, 4]
+    users = [n if n in of([n or 0], of_rows) else None for n in users]
+    side = side_table(tmp_path / "beta.parquet")
+    found = side.joined(pa.table({"user": pa.array(users, of_rows)}), paired=False)["beta"]
+    assert found.to_pylist() == [[keys.index(n)] if n in keys else [] for n in users]
+
+
+def test_a_sorted_side_table_of_large_keys_is_read_along(tmp_path: Path) -> None:
+    keys = pa.array([2**63 + n for n in range(0, 300_000, 10)], pa.uint64())
+    beta = pa.table({"user": keys, "beta": [[7] * 20] * len(keys)})
+    pq.write_table(beta, tmp_path / "beta.parquet", row_group_size=1000, use_dictionary=False)
+    pq.write_table(beta.select(["user"]), tmp_path / "rows.parquet", row_group_size=1000)
+    values = {"table": str(tmp_path / "beta.parquet"), "key": "user", "sparse": BETA["sparse"]}
+    side = SideTable(parse(SideTableConfig, values | {"memory_mib": 1}, "join"), ["beta"])
+    footer = pq.read_metadata(tmp_path / "rows.parquet")
+    side.check(footer.schema.to_arrow_schema(), footer, tmp_path / "rows.parquet")
+    assert (
+        side.joined(beta.select(["user"])[4000:5000], paired=False)["beta"][0].as_py() == [7] * 20
+    )
+
+
+def test_files_of_a_side_table_whose_keys_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
+    for name, keys in ("0", pa.array([-1])), ("1", pa.array([5, 2**64 - 1], pa.uint64())):
+        beta = pa.table({"user": keys, "beta": [[1]] * len(keys)})
+        pq.write_table(beta, tmp_path / f"{name}.parquet")
+    message = r"1\.parquet.*has key user 18446744073709551615, but in .*0\.parquet keys are int64"
+    with pytest.raises(DataError, match=message):
+        side_table(tmp_path).joined(pa.table({"user": [5]}), paired=False)

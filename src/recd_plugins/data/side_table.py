@@ -222,7 +222,8 @@ class SideTable:
 
     def _check_type(self, arrow: pa.Schema, file: Location) -> None:
         kind = _key_type(arrow, self.key, str(file))
-        if kind != self.type and not pa.types.is_null(kind):
+        alike = kind == self.type or (pa.types.is_integer(kind) and pa.types.is_integer(self.type))
+        if not alike and not pa.types.is_null(kind):
             raise DataError(
                 f"{file}: column {self.key!r}, the key of dataset.join, is {kind}, but in "
                 f"{self.path} it is {self.type}. Write both alike."
@@ -295,7 +296,14 @@ class SideTable:
         for stripe in part.stripes:
             with opened(stripe.file, self.facts[stripe.file]) as file:
                 rows = read_stripe(file, stripe, self._columns)
-            keys = _plain(rows[self.key].combine_chunks(), self.type)
+            written = rows[self.key].combine_chunks()
+            keys = _plain(written, self.type)
+            if keys.null_count > written.null_count:
+                beyond = written.filter(pc.and_(written.is_valid(), keys.is_null()))[0]
+                raise DataError(
+                    f"{stripe}: has key {self.key} {beyond.as_py()}, but in {self.path} keys are "
+                    f"{self.type}, which does not hold it. Write both alike."
+                )
             made = conform(rows, self._schema, str(stripe), columns=self.columns)
             made = made.select(list(self.columns)).append_column(KEY, keys)
             tables.append(made.filter(keys.is_valid()) if keys.null_count else made)
@@ -364,9 +372,7 @@ def _parts(file: Location, footer: pq.FileMetaData, columns: Sequence[str]) -> I
 def _range(known: Known | None) -> tuple[Any, Any]:
     """The smallest and the largest key of a stripe if its statistics say them; else None for
     both."""
-    if known is None or (isinstance(known.high, int) and known.high >= 2**63):
-        return None, None
-    return known.low, known.high
+    return (None, None) if known is None else (known.low, known.high)
 
 
 def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
@@ -382,7 +388,7 @@ def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
     if pa.types.is_null(kind):
         return kind
     if pa.types.is_integer(kind):
-        return pa.int64()
+        return kind if pa.types.is_uint64(kind) else pa.int64()
     if any(is_text(kind) for is_text in TEXTS):
         return pa.large_string()
     raise DataError(
@@ -392,8 +398,17 @@ def _key_type(arrow: pa.Schema, key: str, where: str) -> pa.DataType:
 
 
 def _plain(keys: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Keys as they are compared: those of uint64 by their bits."""
-    return keys.cast(kind, safe=not pa.types.is_uint64(keys.type))
+    """Keys as they are compared; null for a number that this type does not hold, which is no key of
+    the side table."""
+    if pa.types.is_dictionary(keys.type):
+        keys = keys.dictionary_decode()
+    unsigned = pa.types.is_uint64(kind)
+    if pa.types.is_integer(kind) and unsigned != pa.types.is_uint64(keys.type):
+        fits = (
+            pc.greater_equal(keys, 0) if unsigned else pc.less(keys, pa.scalar(2**63, pa.uint64()))
+        )
+        keys = pc.if_else(fits, keys, pa.scalar(None, keys.type))
+    return keys.cast(kind)
 
 
 def _places(keys: pa.Array, among: pa.Array) -> I64:
