@@ -17,6 +17,7 @@ from recd_plugins.data.parquet.not_parquet import (
     MAGIC,
     NO_KEY,
     UNKNOWN_TYPES,
+    WITH_OTHERS,
     read_as_parquet,
 )
 from recd_plugins.data.parquet.table_names import TableNames
@@ -67,7 +68,11 @@ def read_footer(file: Location, names: TableNames | None = None) -> Footer:
 
 def footer_in(source: Any, file: Location, names: TableNames | None) -> Footer:
     """The footer of a file that is open."""
-    footer = Footer.of(_try(file, lambda: _tail(source)))
+    raw = _try(file, lambda: _tail(source))
+    try:
+        footer = Footer.of(raw)
+    except pa.ArrowNotImplementedError as error:
+        raise DataError(f"{file}: {_of_unknown_type(raw)} ({error}). {WITH_OTHERS}") from error
     _check_readable(file, footer)
     return footer.under(names, file)
 
@@ -85,7 +90,7 @@ def arrow_schema(
     try:
         schema = footer.schema.to_arrow_schema()
     except pa.ArrowException as error:
-        raise DataError(f"{file}: {UNKNOWN_TYPES % error}") from error
+        raise DataError(f"{file}: {UNKNOWN_TYPES} ({error}). {WITH_OTHERS}") from error
     if lacking := lists_left_out(footer, file):
         whole = (one.with_nullable(one.nullable and one.name not in lacking) for one in schema)
         rest = {key: value for key, value in schema.metadata.items() if key != LEFT_OUT}
@@ -119,6 +124,29 @@ def _tail(source: Any) -> bytes:
         if len(end) < length:
             raise ValueError("it ends within its footer")
     return bytes(end[-length:])
+
+
+def _of_unknown_type(raw: bytes) -> str:
+    """Which columns have a type that Arrow does not read, in words. It refuses the schema that the
+    writer noted beside Parquet's own, in which Int128 of Polars is 16 bytes of no type."""
+    try:
+        own = pq.read_metadata(
+            pa.BufferReader(raw.replace(b"ARROW:schema", b"other:schema"))
+        ).schema
+    except (pa.ArrowException, OSError):
+        return UNKNOWN_TYPES
+    columns = [own.column(number) for number in range(len(own))]
+    names = [
+        repr(one.path)
+        for one in columns
+        if one.physical_type == "FIXED_LEN_BYTE_ARRAY"
+        and one.length == 16
+        and one.logical_type.type == "NONE"
+    ]
+    if not names:
+        return UNKNOWN_TYPES
+    which = f"column {names[0]}" if len(names) == 1 else f"one of columns {', '.join(names)}"
+    return f"{which} has a type that Arrow does not read"
 
 
 def _check_readable(file: Location, footer: Footer) -> None:

@@ -12,7 +12,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location
 
-__all__ = ["MAGIC", "NO_KEY", "UNKNOWN_TYPES", "read_as_parquet"]
+__all__ = ["MAGIC", "NO_KEY", "UNKNOWN_TYPES", "WITH_OTHERS", "read_as_parquet"]
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 KINDS = (
@@ -33,9 +33,8 @@ KINDS = (
 """First bytes of files that are not Parquet, and what such a file is."""
 LOOK = 4096
 """How many bytes are looked at to recognise a text file."""
-UNKNOWN_TYPES = (
-    "some of its columns have a type that Arrow does not read (%s). Write the table with others."
-)
+UNKNOWN_TYPES = "some of its columns have a type that Arrow does not read"
+WITH_OTHERS = "Write the table with others."
 NO_KEY = "which is not read, because no key is known here. Write it without encryption."
 
 
@@ -55,7 +54,7 @@ def read_as_parquet(file: Location) -> Iterator[None]:
 
 def _not_whole(file: Location, error: Exception) -> DataError:
     if isinstance(error, pa.ArrowNotImplementedError):
-        return DataError(f"{file}: {UNKNOWN_TYPES % error}")
+        return DataError(f"{file}: {UNKNOWN_TYPES} ({error}). {WITH_OTHERS}")
     if isinstance(error, UnicodeDecodeError):
         return DataError(
             f"{file}: column {error.object!r} has a name that is not UTF-8 ({error.reason}). "
