@@ -350,3 +350,16 @@ def test_the_notes_say_what_measured_figures_count(tmp_path: Path) -> None:
     found = SessionStats(SessionStatsConfig(), tmp_path / "scratch").measure(table, silent)
     notes = [note for one in found.tables for note in one.notes]
     assert "Measured ones count equal lists of different sessions too." in notes
+
+
+def test_what_a_killed_measurement_left_is_removed_and_not_what_a_living_one_has(
+    tmp_path: Path,
+) -> None:
+    table, scratch = table_of(tmp_path / "table", interleaved(20)), tmp_path / "scratch"
+    left = scratch / f"{measure.FOLDER}left" / "clustered"
+    left.mkdir(parents=True)
+    with measure._folder_within(scratch) as living:
+        assert [*scratch.iterdir()] == [living]
+        SessionStats(SessionStatsConfig(), scratch).measure(table, silent)
+        assert [*scratch.iterdir()] == [living]
+    assert not [*scratch.iterdir()]

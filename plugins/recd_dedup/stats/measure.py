@@ -6,8 +6,12 @@ unless it already is, and read session by session and batch by batch again.
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +33,10 @@ in stretches."""
 BLOCK_SHARE = 8
 """The share of memory for a block is an 8th: a block is held about three times, and Arrow keeps
 memory that it once had."""
+
+
+FOLDER = "measuring-"
+"""What the names of a measurement's folders begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +97,12 @@ class SessionStats:
         sessions = SessionRepeats(names)
         for batch in self._batches(narrow, progress):
             stored.add(batch)
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="stats-", dir=self._scratch) as folder:
-            sample = self._sample(narrow, Path(folder) / "sample", progress)
+        with _folder_within(self._scratch) as folder:
+            sample = self._sample(narrow, folder / "sample", progress)
             was_clustered = _is_clustered(sample)
             if not was_clustered:
                 step = ClusterBySession(ClusterConfig(memory_gb=self._config.memory_gb))
-                sample = without_dense(step.run(sample, Path(folder) / "clustered", progress))
+                sample = without_dense(step.run(sample, folder / "clustered", progress))
             reported = _reported(chunks(sample), "sessions", progress, sample.num_rows)
             for block in blocks(reported, narrow.schema, self._block_rows(sample)):
                 sessions.add(block)
@@ -196,6 +203,45 @@ def _is_clustered(table: Table) -> bool:
         last = [(int(ids[-1]), int(hashes[-1]))]
         if not (by_id or by_hash):
             return False
+    return True
+
+
+@contextmanager
+def _folder_within(scratch: Path) -> Iterator[Path]:
+    """A folder for the tables of one measurement, which holds a lock on it until its end. Folders
+    that killed measurements left, on which nobody holds a lock, are removed first."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with _open(scratch) as all_of_them:
+        _lock(all_of_them)  # so that none is removed between its making and its lock
+        for left in scratch.glob(f"{FOLDER}*"):
+            with suppress(OSError), _open(left) as opened:
+                if _lock(opened, wait=False):
+                    shutil.rmtree(left)
+        folder = tempfile.TemporaryDirectory(prefix=FOLDER, dir=scratch)
+        mine = os.open(folder.name, os.O_RDONLY)
+        _lock(mine)
+    try:
+        with folder as name:
+            yield Path(name)
+    finally:
+        os.close(mine)
+
+
+@contextmanager
+def _open(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: int, *, wait: bool = True) -> bool:
+    """Whether an open folder is locked now, until it is closed; not every file system can."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
     return True
 
 
