@@ -109,6 +109,13 @@ def test_what_does_not_fit_is_named(field: str, value: Any, named: str) -> None:
     assert re.search(named, found.misfits[1]), found.misfits[1]
 
 
+def test_what_does_not_fit_is_told_without_a_row() -> None:
+    schema = {"session_id": "who", "timestamp": "at", "timestamp_unit": "yyyy-mm-dd"}
+    columns = JsonColumns(parse(ForeignSchema, schema | {"dense": ["price"]}, "columns"))
+    misfits = columns.of([{"who": 1, "at": "noon", "label": 0, "price": 1}]).misfits
+    assert "is no date of `timestamp_unit: yyyy-mm-dd`. Set another unit" in misfits[0]
+
+
 def test_scored_ids_are_pairs_in_any_order_or_a_map() -> None:
     fits = {"who": 1, "at": 1, "label": 0, "price": 1}
     same = (

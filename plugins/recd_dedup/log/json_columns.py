@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -114,7 +115,7 @@ class JsonColumns:
         except (DataError, UnicodeEncodeError) as error:
             if len(at) == 1:
                 misfits[at[0]] = (
-                    str(error).removeprefix(f"{ONE}: ").replace(" in row 0", "", 1)
+                    re.sub(",? in row 0", "", str(error).removeprefix(f"{ONE}: "), count=1)
                     if isinstance(error, DataError)
                     else f"one of its texts is not Unicode ({error})."
                 )
