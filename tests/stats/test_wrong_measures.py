@@ -22,6 +22,7 @@ from recd_plugins.testing.batches import random_table
 SCHEMA = Schema(sparse=(SparseFeature(name="item", num_ids=9),))
 
 PLUGIN = """
+import errno
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,10 @@ def raises(*_):
     raise KeyError("rows")
 
 
+def fills_the_disk(table, progress):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def appends(table, progress):
     with open(table.files[0], "ab") as file:
         file.write(b"!")
@@ -95,6 +100,7 @@ MEASURES = {
     "draws_nothing": lambda table, progress: right(table, figures={"bar": draws_nothing}),
     "draws_badly": lambda table, progress: right(table, figures={"bar": raises}),
     "appends": appends,
+    "fills_the_disk": fills_the_disk,
 }
 
 
@@ -175,6 +181,12 @@ def test_a_measure_that_breaks_a_rule_is_named(folder: Path, name: str, says: st
     assert says in result.stderr
     assert "rows [/of] a table" in result.stdout
     assert not [*folder.glob("figures/*")]
+
+
+def test_a_disk_that_a_measure_fills_is_named(folder: Path) -> None:
+    result = measured("fills_the_disk")
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stderr.startswith("error: data: No space left on device. Name another path")
 
 
 def test_what_a_measure_prints_is_not_what_is_found(folder: Path) -> None:

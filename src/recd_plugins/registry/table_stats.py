@@ -12,7 +12,7 @@ from recd_plugins.data.table import Table
 from recd_plugins.errors import PluginError, check_made, listed
 from recd_plugins.registry.choice import Choice
 from recd_plugins.slots import Context, TableStats
-from recd_plugins.storage.whole_file import whole_file
+from recd_plugins.storage.whole_file import of_path, whole_file
 
 if TYPE_CHECKING:
     from recd_plugins.data.stats_report import Draw
@@ -25,7 +25,7 @@ def measured(choice: Choice, context: Context, table: Table, progress: Progress)
     the table's files."""
     measure: TableStats = choice.build(context)
     before = _files(table)
-    with choice.named("when it measured"):
+    with choice.named("when it measured"), of_path(context.folder):
         report = measure.measure(table, progress)
     whose = f"{choice.who}: its `measure`"
     after = _files(table)
