@@ -15,6 +15,7 @@ import torch
 from forked import run_module
 
 from recd_plugins.errors import CapabilityError
+from recd_plugins.launch.environment import PARENT
 from recd_plugins.launch.fork_server import SHORT, folder_made_here
 
 STARTS = """
@@ -90,6 +91,38 @@ def test_of_one_that_is_killed_nobody_says_what_it_left(
     command = [sys.executable, "-c", f"COPY = {copy}\n{KILLED}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, "made None\n", "")
+
+
+LEADS = """
+import time
+from multiprocessing.util import get_temp_dir
+from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.launch.fork_server import fork_server
+context = fork_server()
+die_with_parent()
+print(get_temp_dir(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_one_that_ends_with_its_launcher_leaves_no_folder_of_sockets() -> None:
+    """It leads a session, as ranks do, and kills all in it, the server too."""
+    ours, launcher = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", LEADS],
+        env={**os.environ, PARENT: str(ours)},
+        pass_fds=[ours],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as leader:
+        os.close(ours)
+        assert leader.stdout is not None
+        folder = Path(leader.stdout.readline().strip())
+        assert folder.is_dir()
+        os.close(launcher)
+        assert leader.wait(LIMIT) == -signal.SIGKILL
+    assert not folder.exists()
 
 
 def printed_by(program: str) -> list[str]:

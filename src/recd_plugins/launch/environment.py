@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from recd_plugins.errors import CapabilityError, shown
+from recd_plugins.launch.fork_server import remove_folder_made_here
 
 __all__ = [
     "AGENTS_STORE",
@@ -200,6 +201,7 @@ def die_with_parent(*, only: bool = False) -> None:
     def watch() -> None:
         wait()
         if os.getpgrp() == os.getpid():
+            remove_folder_made_here()
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import warnings
@@ -20,6 +21,7 @@ __all__ = [
     "fork_server",
     "keep_quiet_of_threads",
     "outlive_stops",
+    "remove_folder_made_here",
     "start_quiet_tracker",
     "thread_count",
     "torch_is_for_cpu",
@@ -102,8 +104,21 @@ def folder_made_here() -> str:
         folder = get_temp_dir()
     finally:
         tempfile.tempdir = usual
-    made = os.path.dirname(folder) == parent and os.path.basename(folder) not in there
-    return folder if made else ""
+    if os.path.dirname(folder) != parent or os.path.basename(folder) in there:
+        return ""
+    _MADE[os.getpid()] = folder
+    return folder
+
+
+_MADE: dict[int, str] = {}
+"""The folder that a process made, which processes forked from it do not own."""
+
+
+def remove_folder_made_here() -> None:
+    """Remove the folder of this process's sockets, as its server would if it were not killed with
+    this process."""
+    if folder := _MADE.get(os.getpid()):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _parent_of_sockets() -> str:
