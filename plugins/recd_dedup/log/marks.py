@@ -132,9 +132,11 @@ class Marks:
 
 
 def marked_ends(folder: Location, damaged: Damaged) -> dict[str, dict[int, int]]:
-    """Up to where each writer's files were written, by its last marks: bytes by log shard. What a
-    crash of the machine took of a mark, or of the log's files where they are not forced to the
-    disk, is not told apart from damage. Damaged marks are skipped if damage is."""
+    """Up to where each writer's files were written, by its last marks: bytes by log shard.
+
+    A crash of the machine may have taken bytes that were not forced to the disk: they count as
+    damage. Damaged marks are skipped if damage is.
+    """
     found = {}
     held: list[Location] = [*held_in(folder / MARKS, "*.log")]
     for file in held:
