@@ -585,6 +585,41 @@ def test_a_pooling_that_lets_no_gradient_through_is_named(right: dict[str, Any])
         pooling(VALUES.clone().requires_grad_(), LENGTHS)
 
 
+class Within(nn.Module):
+    """A model that pools."""
+
+    def __init__(self, pooling: nn.Module) -> None:
+        super().__init__()
+        self.pooling = pooling
+
+    def forward(self, values: Tensor, lengths: Tensor) -> Any:
+        return self.pooling(values, lengths)
+
+
+class ThroughAll(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+def test_a_pooling_that_makes_nothing_is_named_while_torchrec_traces(right: dict[str, Any]) -> None:
+    model = Within(pooling_of(right, "nothing"))
+    with pytest.raises(PluginError, match=r"Nothing made a NoneType of cat_0\. Ret"):
+        ThroughAll().trace(model)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["plain", "on unique samples"])
+def test_a_pooling_that_changes_lengths_is_named(shared: bool, right: dict[str, Any]) -> None:
+    pooling = pooling_of(right, "changes_lengths")
+    values, lengths = VALUES, LENGTHS.clone()
+    if shared:
+        DedupPooling(pooling)
+        lookup = torch.tensor([0, 2, 2, 1])
+        values = Unexpanded.values(VALUES, lengths, lookup)
+        lengths = Unexpanded.rows(lengths, lookup)
+    with pytest.raises(PluginError, match="Mean changes the `lengths` of cat_0 in place"):
+        pooling(values, lengths)
+
+
 @pytest.mark.parametrize("use", ["right", "halves"])
 def test_vectors_of_a_smaller_type_are_left_to_the_model(use: str, right: dict[str, Any]) -> None:
     """Torch makes them float32 beside others, as after autocast."""

@@ -53,6 +53,21 @@ from recd_plugins.sparse.jagged import WeightedJagged
 from recd_plugins.tiers.tier_planner import TierPlanner
 
 
+class Nothing(nn.Module):
+    """Whoever wrote it forgot to return something."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> None:
+        torch.segment_reduce(values, "sum", lengths=lengths)
+
+
+class Mean(nn.Module):
+    """Divides by at least 1, and leaves these lengths behind."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        sums = torch.segment_reduce(values, "sum", lengths=lengths)
+        return sums / lengths.clamp_(min=1).unsqueeze(1)
+
+
 class Last(nn.Module):
     """The last value of each row, made into something else."""
 
@@ -395,6 +410,7 @@ def recd_pooling() -> list[Any]:
         "detaches": lambda rows: rows.detach(),
     }
     wrong = {name: gives(Last(make)) for name, make in makes.items()}
+    wrong |= {"changes_lengths": gives(Mean()), "nothing": gives(Nothing())}
     wrong |= {"of_rows_alone": gives(OfRowsAlone(lambda rows: rows))}
     wrong |= {"no_factory": Last(len), "no_module": gives(3), "one_argument": gives(nn.Flatten())}
     popped = PoolingRecord(name="pops", summary="It is wrong.", config=Extra, build=pops)

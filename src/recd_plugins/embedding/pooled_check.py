@@ -17,6 +17,8 @@ __all__ = ["PooledCheck", "check_unique", "who_pools"]
 
 CHECK = "recd_pooled_check"
 """The attribute of a pooling that has its check."""
+VERSION = "recd_version_of_lengths"
+"""The attribute of a pooling that has torch's count of changes to the lengths that it was given."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class PooledCheck:
         hands it one."""
         if _check_of(pooling) is None:
             pooling.register_forward_hook(check := cls(who), with_kwargs=True)
+            pooling.register_forward_pre_hook(check.note_lengths, with_kwargs=True)
             if not takes_query:
                 pooling.register_forward_pre_hook(check.refuse_query, with_kwargs=True)
             vars(pooling)[CHECK] = check
@@ -45,7 +48,11 @@ class PooledCheck:
         arguments = {**dict(zip(("values", "lengths"), given, strict=False)), **named}
         values, lengths = arguments.get("values"), arguments.get("lengths")
         if not isinstance(values, Tensor) or not isinstance(lengths, Tensor):
+            if made is None or isinstance(made, list | tuple | dict):
+                self._refuse(pooling, f"a {type(made).__name__}", "")
             return  # a tracer's
+        if _version_of(lengths) != vars(pooling).pop(VERSION, None):
+            self._refuse_changed(pooling)
         if (
             isinstance(made, Unexpanded)
             and isinstance(values, Unexpanded)
@@ -54,6 +61,13 @@ class PooledCheck:
         ):  # a vector for each unique sample, which is far faster to ask than what stands for all
             values, lengths, made = values.of_unique, lengths.of_unique, made.of_unique
         self.hold(pooling, values, lengths, made)
+
+    def note_lengths(
+        self, pooling: nn.Module, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        """Note how often the lengths have been changed, to see whether the pooling does."""
+        lengths = named.get("lengths", given[1] if len(given) > 1 else None)
+        vars(pooling)[VERSION] = _version_of(lengths)
 
     def refuse_query(
         self, pooling: nn.Module, given: Sequence[Any], named: Mapping[str, Any]
@@ -77,21 +91,34 @@ class PooledCheck:
         found = f"a {type(made).__name__}"
         if isinstance(made, Tensor):
             found = f"{list(made.shape)} of {made.dtype}"
-        features = ", ".join(getattr(pooling, "of_features", ()))
+        self._refuse(
+            pooling,
+            found,
+            f", whose values {list(values.shape)} of {values.dtype} in {shape[0]} rows must become "
+            f"{list(shape)} of {values.dtype}",
+        )
+
+    def _refuse(self, pooling: nn.Module, made: str, must: str) -> None:
         raise PluginError(
-            f"{self.who}: {type(pooling).__name__.removeprefix('Dedup')} made {found} of "
-            f"{features or 'its feature'}, whose values {list(values.shape)} of {values.dtype} in "
-            f"{shape[0]} rows must become {list(shape)} of {values.dtype}. Return one vector for "
-            "each row of `lengths`, of zeros where that is 0."
+            f"{self._of(pooling)} made {made} of {_features_of(pooling)}{must}. Return one vector "
+            "for each row of `lengths`, of zeros where that is 0."
         )
 
     def _refuse_detached(self, pooling: nn.Module) -> None:
-        features = ", ".join(getattr(pooling, "of_features", ()))
         raise PluginError(
-            f"{self.who}: {type(pooling).__name__.removeprefix('Dedup')} lets no gradient through "
-            f"to {features or 'its feature'}, whose table would never be trained. Make the vectors "
-            "of `values`, not of `values.detach()` or under torch.no_grad()."
+            f"{self._of(pooling)} lets no gradient through to {_features_of(pooling)}, whose table "
+            "would never be trained. Make the vectors of `values`, not of `values.detach()` or "
+            "under torch.no_grad()."
         )
+
+    def _refuse_changed(self, pooling: nn.Module) -> None:
+        raise PluginError(
+            f"{self._of(pooling)} changes the `lengths` of {_features_of(pooling)} in place, which "
+            "are the batch's. Make new ones: `lengths.clamp(min=1)`, not `lengths.clamp_(min=1)`."
+        )
+
+    def _of(self, pooling: nn.Module) -> str:
+        return f"{self.who}: {type(pooling).__name__.removeprefix('Dedup')}"
 
 
 def check_unique(pooling: nn.Module, values: Tensor, lengths: Tensor, made: Any) -> None:
@@ -114,3 +141,16 @@ def _fits(made: torch.dtype, given: torch.dtype) -> bool:
     """Whether a model can put it beside other vectors: float64 and whole numbers would change the
     type of the others, or lose the gradient; a smaller type of floats is cast to theirs."""
     return made == given or (made.is_floating_point and made.itemsize <= max(4, given.itemsize))
+
+
+def _features_of(pooling: nn.Module) -> str:
+    return ", ".join(getattr(pooling, "of_features", ())) or "its feature"
+
+
+def _version_of(lengths: Any) -> int | None:
+    """How often torch has seen the lengths change in place; None where that is not counted."""
+    if isinstance(lengths, Unexpanded):
+        lengths = lengths.of_unique
+    if not isinstance(lengths, Tensor) or lengths.is_inference() or torch.compiler.is_compiling():
+        return None
+    return lengths._version
