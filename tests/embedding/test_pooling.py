@@ -444,6 +444,28 @@ class Remembering(Silent):
         return super().forward(values, lengths, query)
 
 
+class Centred(Silent):
+    """A sum, less its mean over the batch."""
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        pooled = super().forward(values, lengths, query)
+        return pooled - pooled.mean(0)
+
+
+def test_a_pooling_whose_rows_depend_on_others_is_of_all_samples(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain, pooling, samples = Centred().double(), DedupPooling(Centred().double()), Samples()
+    for training in (True, False):
+        wanted = plain(*samples.expanded())
+        pooled = pooling.train(training)(*samples.deduplicated())
+        torch.testing.assert_close(pooled + 0, wanted, rtol=1e-9, atol=1e-9)
+    assert caplog.messages == [
+        "DedupCentred pools all samples, duplicates included: what it makes of a row depends on "
+        "how often others are in the batch, and unique samples are there once."
+    ]
+
+
 def test_what_a_pooling_keeps_in_attributes_is_of_all_samples() -> None:
     pooling, samples = DedupPooling(Remembering().double()), Samples()
     for training in (True, False):

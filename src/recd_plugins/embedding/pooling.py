@@ -56,7 +56,7 @@ class DedupPooling(nn.Module):
       `Unexpanded` too.
     - Where no sample repeats another, on a CPU, nothing is copied and nothing shared: the pooling
       runs as it is.
-    - Where it normalises over the samples of a batch, keeps numbers of all that it is handed, or
+    - Where a row depends on the batch's other rows, it keeps numbers of all that it is handed, or
       draws at random while it trains, it runs on the expansion, since unique samples would give
       another result. A pooling says by `draws_once = True` that what it draws may be shared. It
       also runs on the expansion where it returns something else than one vector for each row,

@@ -31,6 +31,10 @@ KEEPS = (
     "it keeps numbers of all that it is handed (buffers or attributes), and those of unique "
     "samples are others"
 )
+MIXES = (
+    "what it makes of a row depends on how often others are in the batch, and unique samples are "
+    "there once"
+)
 NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
@@ -65,6 +69,8 @@ class _Tried:
     keeps: bool | None = None
     """Whether its buffers or attributes differ after unique samples and after all samples; None
     before any sample repeats."""
+    mixes: bool | None = None
+    """Whether rows' vectors change if some rows come twice; None before it was handed two rows."""
 
 
 TRIED = "recd_tried"
@@ -95,11 +101,13 @@ def why_of_all(
     if has_values and not draws_once and any(one.training and one.p for one in tried.dropouts):
         return DRAWS
     if not pooling.training:
-        return KEEPS if tried.keeps else ""
-    if has_values and None in (tried.draws, tried.keeps):
+        return KEEPS if tried.keeps else MIXES if tried.mixes else ""
+    if has_values and None in (tried.draws, tried.keeps, tried.mixes):
         _try(tried, pooling, pool, unique, every)
     if tried.keeps:
         return KEEPS
+    if tried.mixes:
+        return MIXES
     return DRAWS if tried.draws and not draws_once else ""
 
 
@@ -124,11 +132,20 @@ def _try(
     before, kept = _random_state(device), _buffers(pooling)
     numbers = _numbers(pooling)
     with _on_copies(pooling):
-        pool(*map(_copied, unique))
+        made = pool(*map(_copied, unique))
         by_unique = _numbers(pooling)
     tried.draws = not torch.equal(before, _random_state(device))
     _restore(before, device)
-    if _alike_all(numbers, by_unique):
+    half, keeps = unique[1].numel() // 2, not _alike_all(numbers, by_unique)
+    if tried.draws or keeps or len(unique) > 3:  # the same again differs; or it is a `pool_unique`
+        tried.mixes = False
+    elif half and unique[1][:half].any():
+        _set_buffers(pooling, kept)
+        with _on_copies(pooling):
+            again = pool(*_with_rows_twice(half, *map(_copied, unique)))
+        _restore(before, device)
+        tried.mixes = _differ(made, again)
+    if not keeps:
         tried.keeps = False
     elif every[1].numel() > unique[1].numel():
         _set_buffers(pooling, kept)
@@ -137,6 +154,29 @@ def _try(
             tried.keeps = not _alike_all(by_unique, _numbers(pooling))
         _restore(before, device)
     _set_buffers(pooling, kept)
+
+
+def _with_rows_twice(
+    rows: int, values: Tensor, lengths: Tensor, *queries: Tensor
+) -> Iterator[Tensor]:
+    """What a pooling takes, followed by its first rows once more."""
+    ends = lengths.cumsum(0)
+    yield torch.cat([values[: int(ends[-1])], values[: int(ends[rows - 1])]])
+    for one in (lengths, *queries):
+        yield torch.cat([one, one[:rows]])
+
+
+def _differ(made: Any, again: Any) -> bool:
+    """Whether the vectors of the same first rows differ by more than rounding."""
+    if not isinstance(made, Tensor) or not isinstance(again, Tensor) or not made.numel():
+        return False  # other checks say what is wrong with it
+    if not made.dim() or again.shape[1:] != made.shape[1:] or len(again) < len(made):
+        return False
+    device = made.device.type
+    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else made.dtype
+    rounding = max(1e-3, 16 * torch.finfo(kind).eps) if kind.is_floating_point else 0
+    off = (made - again[: len(made)]).abs().max()
+    return bool(off > rounding * made.abs().max())
 
 
 def _copied(given: Any) -> Any:

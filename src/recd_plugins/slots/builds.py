@@ -277,11 +277,12 @@ class Pooling(Protocol):
         then provides one, or fails to build. `needs_query = False` says that the query is
         ignored: rows that samples share are then pooled once, whatever the query. With a query
         for each sample, a method `pool_unique` pools them once, if the module has one
-        (`recd_plugins.api.embedding.PoolsUnique`). A module that normalises over a batch's
-        samples, or draws at random, as dropout does, gets all samples while it trains; with
-        `draws_once = True`, samples that share rows share what it draws. For scored ids a model
-        passes values times weights, only to a module that says `takes_weights = True`. A model
-        writes the features that it pools with a module into its `of_features`, for messages.
+        (`recd_plugins.api.embedding.PoolsUnique`). A module whose rows depend on one another, as by
+        a mean over the batch, or that draws at random, as dropout does, gets all samples while it
+        trains; with `draws_once = True`, samples that share rows share what it draws. `lengths`
+        must stay as they are. For scored ids a model passes values times weights, only to a module
+        that says `takes_weights = True`. A model writes the features that it pools with a module
+        into its `of_features`, for messages.
         """
 
 
