@@ -3,6 +3,7 @@ others pass, and so does everything where nothing is deduplicated."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,7 @@ def shuffled(ids: Tensor) -> Tensor:
             lambda ids: (ids - ids[0]).abs(),
             "or say `row_wise = False` and leave these features out of dedup.groups.",
         ),
-        (shuffled, "makes something else of the same batch each time: 'history' of sample 15 of a"),
+        (shuffled, "makes something else of the same batch each time: 'history' of sample 12 of a"),
         (shuffled, "seed it by the ids, or leave these features out of dedup.groups."),
     ],
 )
@@ -86,6 +87,14 @@ def test_what_breaks_the_contract_is_named(ids: Callable[[Tensor], Tensor], says
         job(Alike(ids), features="history", dedup=Exact())(batch())
     assert says in str(caught.value)
     job(Alike(ids), features="history")(batch())  # without dedup, all of it is right
+
+
+def test_rows_in_reverse_are_named_though_those_of_a_session_are_alike() -> None:
+    ids = torch.cat([torch.arange(16) // 4, torch.arange(16)])
+    features = KeyedJaggedTensor(["history", "item"], ids, torch.ones(32), torch.ones(32).int())
+    given = dataclasses.replace(batch(), features=features)
+    with pytest.raises(PluginError, match="depends on the other rows"):
+        job(Alike(lambda ids: ids.flip(0)), features="history", dedup=Exact())(given)
 
 
 @pytest.mark.parametrize("dedup", [None, Exact()])
