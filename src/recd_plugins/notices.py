@@ -152,7 +152,7 @@ class Missed(Notice):
 
 
 class Otherwise(Notice):
-    """It is used, and another optimizer may step what plain TorchRec would have stepped by one."""
+    """It is used, and what is trained may not be what plain TorchRec would train of it."""
 
     verdict = "may train otherwise"
     refused = False

@@ -30,6 +30,8 @@ class RareConfig(Config):
     """The batches that an epoch has, of those of the local reader; by default all."""
     says: int | None = None
     """What `__len__` says; by default as the local reader's."""
+    smaller: int = 1
+    """By what its batches are smaller than they are to be."""
     spreads: bool = False
     """Whether its loader begins anywhere in the epoch."""
     transforms: Literal["inside", "outside", "never", "never, bare", "never, wrapped"] = "inside"
@@ -44,6 +46,7 @@ class RareReader:
     def loader(self, table: Any, *, transform: Any = None, **share: Any) -> Any:
         local = LocalReader(LocalReaderConfig(), seed=self.seed, pin_memory=False)
         calls = self.config.transforms
+        share["batch_size"] //= self.config.smaller
         inner = local.loader(table, transform=transform if calls == "inside" else None, **share)
         if calls == "never, bare":
             return inner

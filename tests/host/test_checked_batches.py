@@ -120,6 +120,16 @@ def test_the_hosts_readers_check_as_they_read(tmp_path: Path) -> None:
     assert loader.checks_ids
 
 
+def test_a_reader_of_batches_of_another_size_is_told(tmp_path: Path) -> None:
+    stack = stack_of(tmp_path, reader={"use": "rare", "at": 99, "smaller": 2})
+    with pytest.warns(NoticeWarning) as found:
+        assert len([*stack.loader(0, 1), *stack.loader(0, 1, "test")]) == 22
+    assert [str(one.message) for one in found] == [
+        "reader: rare may train otherwise: its first batch has 8 samples, where train.batch_size "
+        "is 16. Have its loader yield batches of the `batch_size` that it is given."
+    ]
+
+
 @pytest.mark.parametrize("transforms", ["never", "never, bare", "never, wrapped"])
 def test_a_reader_whose_batches_go_through_no_transform_is_told(
     tmp_path: Path, transforms: str

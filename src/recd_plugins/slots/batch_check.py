@@ -167,12 +167,13 @@ class CheckedLoader(WrappedLoader):
         unseen: Callable[[torch.device], None],
         named: Named = lambda when: nullcontext(),
         came: Callable[[], None] = lambda: None,
+        sized: Callable[[int], None] = lambda samples: None,
     ) -> None:
-        """`unseen` hears once of batches whose ids lie on a device, and `came` of the first batch.
-        Inside of `named(when)`, an error of the loader's own becomes one that names whose it
-        is."""
+        """`unseen` hears once of batches whose ids lie on a device, `came` of the first batch,
+        and `sized` of the samples of an epoch's first. Inside of `named(when)`, an error of the
+        loader's own becomes one that names whose it is."""
         self._loader, self._check, self._unseen = loader, check, unseen
-        self._named, self._came = named, came
+        self._named, self._came, self._sized = named, came, sized
         self._is_first = True
         self._begins = True
         """Whether the loader stands at the beginning of an epoch, as far as is known."""
@@ -194,7 +195,10 @@ class CheckedLoader(WrappedLoader):
             came += 1
             if came > most:
                 raise self._check.miscounted(f"a batch beyond the {most} of an epoch")
-            yield self._checked(batch)
+            self._look_at(batch)
+            if begins and came == 1:
+                self._sized(len(batch.labels))
+            yield batch
         if begins and came < most:
             raise self._check.miscounted(f"{came} batches in an epoch of {most}")
         self._begins = True
@@ -223,7 +227,7 @@ class CheckedLoader(WrappedLoader):
         if hasattr(self._loader, "close"):
             self._loader.close()
 
-    def _checked(self, batch: Batch) -> Batch:
+    def _look_at(self, batch: Batch) -> None:
         if self._is_first:
             self._is_first = False
             self._came()
@@ -231,7 +235,6 @@ class CheckedLoader(WrappedLoader):
         self._check(batch)
         if before is None and self._check.unseen is not None:
             self._unseen(self._check.unseen)
-        return batch
 
 
 class CheckedSpreadingLoader(CheckedLoader):
@@ -241,7 +244,8 @@ class CheckedSpreadingLoader(CheckedLoader):
         self, blocks: range, size: int, first: int | None = None
     ) -> Iterator[tuple[int, Batch]]:
         for block, batch in self._loader.spread(blocks, size, first):
-            yield block, self._checked(batch)
+            self._look_at(batch)
+            yield block, batch
 
     @property
     def places(self) -> int:
@@ -255,10 +259,12 @@ def checked(
     unseen: Callable[[torch.device], None],
     named: Named = lambda when: nullcontext(),
     came: Callable[[], None] = lambda: None,
+    sized: Callable[[int], None] = lambda samples: None,
 ) -> CheckedLoader:
-    """The loader, its batches checked as they come; `came` hears of the first."""
+    """The loader, its batches checked as they come; `came` hears of the first,
+    and `sized` of the samples of an epoch's first."""
     kind = CheckedSpreadingLoader if isinstance(loader, SpreadsBatches) else CheckedLoader
-    return kind(loader, check, unseen, named, came)
+    return kind(loader, check, unseen, named, came, sized)
 
 
 def kind_of(loader: object) -> str:

@@ -63,7 +63,7 @@ class Loaders:
                 transform=transform,
             )
         check_parts(loader, "Loader", LOADER, f"{choice.who}: its `loader` returned")
-        return self._checked(loader, choice, transform, lambda: asked)
+        return self._checked(loader, choice, transform, lambda: asked, split)
 
     def _checked(
         self,
@@ -71,10 +71,11 @@ class Loaders:
         choice: Choice,
         transform: BatchTransform | None,
         is_delivered: Callable[[], bool],
+        split: Split,
     ) -> Loader:
         """The loader, its batches checked by what it does not check itself; a notice of those that
-        come without the `transform`. Where it `is_delivered`, another process has the transform by
-        the delivery."""
+        come without the `transform`, or in another size than a step's. Where it `is_delivered`,
+        another process has the transform by the delivery."""
         from recd_plugins.data.reader.local_loader import LocalLoader
         from recd_plugins.slots.batch_check import BatchCheck, checked
 
@@ -82,6 +83,10 @@ class Loaders:
         steps = [*self._registry.chosen("preprocess")]
         if groups:
             steps += self._registry.chosen("dedup")
+
+        def sized(samples: int) -> None:
+            if split == "train":
+                self._usage.other_sizes(choice, samples)
 
         def came() -> None:
             if not (transform is None or transform.taken_up or is_delivered()):
@@ -101,7 +106,7 @@ class Loaders:
             converted=bool(groups),
         )
         unseen = partial(self._usage.unseen, choice)
-        return checked(loader, check, unseen, choice.named, came)
+        return checked(loader, check, unseen, choice.named, came, sized)
 
     def delivery(self) -> Delivery:
         """What another process needs to make the same batches."""

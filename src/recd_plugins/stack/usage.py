@@ -187,6 +187,18 @@ class Usage:
                 )
             )
 
+    def other_sizes(self, reader: Choice, samples: int) -> None:
+        """A reader's first batch of the train split has so many samples."""
+        if samples != (asked := self._registry.train.batch_size):
+            self._give(
+                Otherwise(
+                    what=reader.what,
+                    why=f"its first batch has {so_many(samples, 'sample')}, where "
+                    f"train.batch_size is {asked:,}",
+                    cure="Have its loader yield batches of the `batch_size` that it is given.",
+                )
+            )
+
     def too_small(self, tables: Sequence[str]) -> None:
         """Tables have no row for some ids that batches may hold; `tables` says so of each."""
         if tables:
