@@ -45,6 +45,9 @@ def test_a_container_has_no_more_than_its_limit(
     assert machine_memory(tmp_path / "elsewhere") is None
 
 
+BY_SIZE = str(Path(__file__).parents[2] / "examples" / "by_size.py")
+
+
 def said_of_a_plan(share: float) -> list[str]:
     """What is said of the plan of a table that takes this share of the machine's memory."""
     memory = machine_memory() or 0
@@ -70,6 +73,29 @@ def test_a_plan_without_room_is_told_on_rank_0(gloo_pool: GlooPool, share: float
     if about:
         assert about[0].startswith("sharding: torchrec may have no room: by its plan the ranks of")
         assert "Write `host_memory_gb` of a rank under `topology`" in about[0]
+
+
+def said_of_a_strangers_plan(gigabytes: float) -> list[str]:
+    """What is said of a stranger's plan of a table of 0.26 GB for a rank of so many."""
+    table = EmbeddingBagConfig(
+        name="item", embedding_dim=64, num_embeddings=1_000_000, feature_names=["item"]
+    )
+    model = nn.Sequential(EmbeddingBagCollection(tables=[table], device=torch.device("meta")))
+    topology = {"host_memory_gb": gigabytes}
+    stack = rp.load({"plugins": [BY_SIZE], "sharding": "by_size", "topology": topology})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stack.plan(model)
+    about = [str(one.message) for one in caught if one.category is NoticeWarning]
+    return [line for line in about if "may have no room" in line]
+
+
+def test_a_strangers_plan_beyond_the_topology_is_told(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(said_of_a_strangers_plan, 1.0) == [[], []]
+    ((about,), other) = gloo_pool.run(said_of_a_strangers_plan, 0.01)
+    assert about.startswith("sharding: by_size may have no room: by its plan a rank holds 0.")
+    assert "`topology: {host_memory_gb: 0.01}` is what it has. Have the planner keep to" in about
+    assert not other
 
 
 def said_on_a_gpu(options: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.errors import CapabilityError, check_made, listed, so_many
 from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingPlan
+
+    from recd_plugins.planning.topology import Topology
 
 __all__ = ["PartsWithoutRows", "check_for_torchrec", "check_is_plan", "compare_with_trainer"]
 
@@ -66,12 +69,14 @@ def check_for_torchrec(
     model: nn.Module,
     planning: RegistryPlanner,
     usage: Usage,
+    topology: Topology,
     *,
     device: Literal["cpu", "cuda"],
     group: ProcessGroup,
 ) -> None:
     """`PluginError` where TorchRec would not take what the planner's `plan` returned, or ranks have
-    different plans; and a notice where this machine, or its GPU, has no memory for it."""
+    different plans; and a notice where this machine, or its GPU, has no memory for it, or where a
+    stranger's planner gave a rank more than the topology says."""
     whose = _whose(planning, "plan")
     check_plan(plan, model, planning.sharders(), group.size(), whose, device)
     check_same(plan, group, whose)
@@ -86,6 +91,26 @@ def check_for_torchrec(
         here = neighbours(group.rank(), group.size())
         held = bytes_held(plan, model, planning.sharders(), here, planning.planner())
         usage.too_large(planning.choice, held, has, len(here))
+    if planning.choice.provider.distribution != DISTRIBUTION:  # ours keep to the topology
+        _hold_to_topology(plan, model, planning, usage, topology, device, group.size())
+
+
+def _hold_to_topology(
+    plan: ShardingPlan,
+    model: nn.Module,
+    planning: RegistryPlanner,
+    usage: Usage,
+    topology: Topology,
+    device: Literal["cpu", "cuda"],
+    world_size: int,
+) -> None:
+    sharders, planner = planning.sharders(), planning.planner()
+    if device == "cuda" and topology.device_memory_gb is not None:
+        held = most_on_a_device(plan, model, sharders, planner)
+        usage.beyond_topology(planning.choice, held, "device_memory_gb", topology.device_memory_gb)
+    if device == "cpu" and topology.host_memory_gb is not None:
+        held = max(bytes_held(plan, model, sharders, [rank], planner) for rank in range(world_size))
+        usage.beyond_topology(planning.choice, held, "host_memory_gb", topology.host_memory_gb)
 
 
 def _check_rows_on_all(

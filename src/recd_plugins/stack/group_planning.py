@@ -86,8 +86,9 @@ class GroupPlanning:
 
         def checked() -> ShardingPlan:
             plan = self._planned(model, on, group, own)
+            kind = on.device or device
             check_for_torchrec(
-                plan, model, self._planning, self._usage, device=on.device or device, group=group
+                plan, model, self._planning, self._usage, on, device=kind, group=group
             )
             return plan
 

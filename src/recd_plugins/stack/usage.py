@@ -274,6 +274,19 @@ class Usage:
                 )
             )
 
+    def beyond_topology(self, planning: Choice, held: float, key: str, gigabytes: float) -> None:
+        """By a stranger's plan some rank holds `held` bytes, where the topology's `key` says how
+        many it may."""
+        if held > gigabytes * GB:
+            self._give(
+                TooLarge(
+                    what=planning.what,
+                    why=f"by its plan a rank holds {held / GB:,.3g} GB of tables and state, and "
+                    f"`topology: {{{key}: {gigabytes:g}}}` is what it has",
+                    cure=f"Have the planner keep to `topology.{key}`, or write what ranks have.",
+                )
+            )
+
     def too_large_for_a_device(self, planning: Choice, held: float, has: int) -> None:
         """By a plan some rank holds `held` bytes on its accelerator."""
         if held > has:
