@@ -95,6 +95,10 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda plan: setattr(plan["bags"]["a"], "compute_kernel", "warp"),
         "compute_kernel 'warp'; ",
     ),
+    "kernel that serves": (
+        lambda plan: setattr(plan["bags"]["a"], "compute_kernel", "quant"),
+        "compute_kernel 'quant'; ",
+    ),
     "no shards": (
         lambda plan: setattr(plan["bags"]["a"], "sharding_spec", None),
         "table_wise without `ranks` and a `sharding_spec` of shards.",
