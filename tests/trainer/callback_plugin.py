@@ -29,6 +29,8 @@ class DiaryConfig(Config):
     """The step after which rank 1 asks for the end; 0 never."""
     fail_after: int = 0
     """The step after which it raises; 0 never."""
+    drifts: float = 0.0
+    """What is added to the dense parameters before each step, times the rank."""
     starts: int = 0
     """The number from which it counts pages."""
     scale: float = 1.0
@@ -57,6 +59,9 @@ class Diary(Callback):
 
     def before_step(self, training: Training) -> None:
         self._write(training, f"before_step {training.step}")
+        for group in training.dense.param_groups if self._config.drifts else ():
+            for parameter in group["params"]:
+                parameter.data += self._config.drifts * training.rank
 
     def before_update(self, training: Training) -> None:
         grads = [p.grad for group in training.dense.param_groups for p in group["params"]]

@@ -184,6 +184,14 @@ def test_a_callback_that_fails_is_named_and_all_are_closed(
         assert diary[-2:] == ["diary close", "b close"]
 
 
+def test_parameters_that_a_callback_changes_by_rank_are_named(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    values = registry(tmp_path, {"use": "diary", "drifts": 0.01})
+    with pytest.raises(RanksFailed, match=r"dense parameters? .*: ranks have other values, though"):
+        gloo_pool.run(trained, values)
+
+
 def test_a_batch_is_what_callbacks_make_of_it(tmp_path: Path, gloo_pool: GlooPool) -> None:
     plain, once, twice = (
         gloo_pool.run(trained, registry(tmp_path / name, *callbacks, rows=80, steps=2))

@@ -31,6 +31,7 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
 from recd_plugins.trainer.checkpoints.optimizer_numbers import restore_groups
 from recd_plugins.trainer.checkpoints.positions import Positions, check_lengths, closing
 from recd_plugins.trainer.checkpoints.random_state import set_random_state
+from recd_plugins.trainer.dense_alike import check_dense_alike
 from recd_plugins.trainer.divergence import divergence
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
@@ -377,6 +378,8 @@ class Loop:
         self._watchdog.mark(f"the checkpoint of step {self._training.step}")
         if self._losses.first():
             raise self._divergence()
+        training = self._training
+        check_dense_alike(training.model, training.dense, training.device)
         self._call("on_checkpoint")
         states, so_far = self._callbacks.state_dict(), self._so_far()
         step = self._training.step

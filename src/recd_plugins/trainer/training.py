@@ -33,8 +33,8 @@ class Training:
     """A run, as a callback may see and change it.
 
     A callback may change the parameters of `model` between two steps, their gradients in
-    `before_update`, and the learning rates of `dense` and `tables` in `before_step`. It may only
-    read all else.
+    `before_update`, and the learning rates of `dense` and `tables` in `before_step`: all of them
+    alike on every rank, to which checkpoints hold the dense parameters. It may only read all else.
     """
 
     model: nn.Module

@@ -1,0 +1,58 @@
+"""Holds the ranks to the same dense parameters: they begin alike and are stepped by gradients that
+are summed over the ranks, so only a plugin can have them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recd_plugins.errors import PluginError, listed
+
+__all__ = ["check_dense_alike"]
+
+ROUNDING = 1e-3
+"""The share of a parameter's norm by which ranks may be apart: machines may round otherwise."""
+PART = 1 << 16
+"""The numbers that are multiplied at once."""
+
+
+def check_dense_alike(model: nn.Module, dense: torch.optim.Optimizer, device: torch.device) -> None:
+    """`PluginError` on every rank if some parameter of the dense optimizer differs on the ranks;
+    every rank calls it."""
+    named = dict(_plain(model, dense))
+    if not named or dist.get_world_size() == 1:
+        return
+    ours = torch.tensor([_numbers_of(one) for one in named.values()], dtype=torch.double)
+    least, most = ours.to(device, copy=True), ours.to(device, copy=True)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    off = ((most - least).amax(1) > ROUNDING * most[:, 1]).tolist()
+    if differ := [name for name, apart in zip(named, off, strict=True) if apart]:
+        raise PluginError(
+            f"{listed(differ, kind='dense parameter')}: ranks have other values, though they began "
+            "with the same ones and step them by the same gradients. So a callback, the optimizer "
+            "or the model changes them otherwise on each rank: let no rank decide what is changed, "
+            "and draw random numbers from a generator that is seeded alike on all ranks."
+        )
+
+
+def _plain(model: nn.Module, dense: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that the dense optimizer steps and each rank has whole, by name."""
+    stepped = {id(one) for group in dense.param_groups for one in group["params"]}
+    for name, one in model.named_parameters():
+        if id(one) in stepped and type(one) is nn.Parameter and one.is_floating_point():
+            yield name, one.detach()
+
+
+def _numbers_of(parameter: Tensor) -> tuple[float, float]:
+    """Two numbers that other values would change: a sum of random shares, and the norm."""
+    shares = torch.randn(PART, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    total = squares = 0.0
+    for part in parameter.reshape(-1).split(PART):
+        numbers = part.cpu().double()
+        total += float(numbers @ shares[: len(numbers)])
+        squares += float(numbers @ numbers)
+    return total, squares**0.5
