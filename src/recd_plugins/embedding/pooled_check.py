@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recd_plugins.compat.pytorch import writes_to
 from recd_plugins.embedding.unexpanded import Unexpanded
 from recd_plugins.errors import PluginError
 
@@ -151,6 +152,6 @@ def _version_of(lengths: Any) -> int | None:
     """How often torch has seen the lengths change in place; None where that is not counted."""
     if isinstance(lengths, Unexpanded):
         lengths = lengths.of_unique
-    if not isinstance(lengths, Tensor) or lengths.is_inference() or torch.compiler.is_compiling():
+    if not isinstance(lengths, Tensor) or torch.compiler.is_compiling():
         return None
-    return lengths._version
+    return writes_to(lengths)
