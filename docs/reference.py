@@ -278,6 +278,7 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
     yield ""
     yield "Written by `python docs/reference.py` from the docstrings; `recd plugins` says the same."
     yield "All names are in `recd_plugins.api`, or in one of [its modules](api.md#names)."
+    yield "Give the fields of a class by name, as the examples do: most take them in no other way."
     for kind in (slots.Record, slots.Context):
         yield f"\n## {kind.__name__}\n"
         yield inspect.getdoc(kind) or ""
