@@ -197,7 +197,7 @@ def without_frames(error: BaseException) -> str:
 def who_raised(who: str, kind: str, when: str, what: str) -> str:
     """The message of an error that somebody raised who is known."""
     why = f": {what.rstrip('.')}" if what else ""
-    return f"{who} raised {kind} {when}{why}. Run with --debug for its traceback."
+    return f"{who} raised {kind} {when}{why}. Run recd with --debug for its traceback."
 
 
 def check_made(made: Any, kind: type[Any], whose: str, fix: str) -> None:

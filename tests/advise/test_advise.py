@@ -542,7 +542,7 @@ def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
         (["--trainer", "{folder}/before.py:parts"], "there is no file"),
         (["--trainer", "~no-such-user/before.py:parts"], "home of a user who is not known"),
         (["--trainer", "{folder}/r.yaml:parts"], "r.yaml is no file of Python. Name one that ends"),
-        (["--trainer", "no_such_module:parts"], "named 'no_such_module'. Run with --debug for"),
+        (["--trainer", "no_such_module:parts"], "named 'no_such_module'. Run recd with --debug"),
         (["--trainer", "json:JSONDecoder"], "it returned JSONDecoder"),
         (["--trainer", "json:loads"], "it raised TypeError"),
         (["--try", "1", "topology=a100_dgx"], "the topology has cuda devices"),

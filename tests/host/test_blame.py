@@ -78,7 +78,7 @@ def test_the_innermost_frame_of_a_plugin_is_named(
     assert said is not None
     assert said.startswith("plugin './faulty_plugin.py' (./faulty_plugin.py) ")
     assert says in said
-    assert said.endswith("Run with --debug for its traceback.")
+    assert said.endswith("Run recd with --debug for its traceback.")
     with pytest.raises(typer.Exit) as ended, reported(debug=False):
         faulty(how)
     assert ended.value.exit_code == 2
@@ -111,7 +111,8 @@ def test_what_torch_says_of_its_own_frames_is_left_out() -> None:
     error = raised(fail)
     assert isinstance(error, PluginError)
     assert str(error) == (
-        "pooling: mine raised TypeError when asked: too large. Run with --debug for its traceback."
+        "pooling: mine raised TypeError when asked: too large. Run recd with --debug for its "
+        "traceback."
     )
 
 

@@ -243,7 +243,7 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         "optimizer",
         "raises",
         stepped,
-        ") when asked for an optimizer: Invalid learning rate: -1.0. Run with",
+        ") when asked for an optimizer: Invalid learning rate: -1.0. Run recd",
     ),
     "optimizer: of others": (
         "optimizer",

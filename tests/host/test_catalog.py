@@ -297,16 +297,16 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
         (
             "@hookimpl\ndef recd_pooling():\n    yield 1 / 0\n",
             "its hook recd_pooling raised ZeroDivisionError in recd_pooling "
-            "(broken_plugin/__init__.py:18): division by zero. Run with --debug",
+            "(broken_plugin/__init__.py:18): division by zero. Run recd with --debug",
         ),
         (
             "@hookimpl\ndef recd_pooling():\n    exit(0)\n",
             "its hook recd_pooling raised SystemExit in recd_pooling "
-            "(broken_plugin/__init__.py:18): 0. Run with --debug",
+            "(broken_plugin/__init__.py:18): 0. Run recd with --debug",
         ),
         (
             "@hookimpl\ndef recd_pooling():\n    raise StopIteration\n",
-            "raised StopIteration in recd_pooling (broken_plugin/__init__.py:18). Run with",
+            "raised StopIteration in recd_pooling (broken_plugin/__init__.py:18). Run recd with",
         ),
         (
             "@hookimpl\ndef recd_pooling():\n    return 3\n",
@@ -342,7 +342,7 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
         ("import recd_plugins.absent\n", "__init__.py:16). This is recd-plugins 0."),
         (
             "from recd_plugins.api import PoolingRecrd\n",
-            "docs/api.md has the names of it: did you mean 'PoolingRecord'? Run with --debug",
+            "docs/api.md has the names of it: did you mean 'PoolingRecord'? Run recd with --debug",
         ),
         ("x = (\n", "raised SyntaxError on import"),
         (

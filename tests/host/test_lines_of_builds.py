@@ -50,7 +50,7 @@ def recd_callbacks():
 WHO = "callbacks[0]: callbacks 'refuses' of ./refuses.py"
 SAYS = {
     "as Python does": f"4: {WHO} raised ValueError in build (refuses.py:16) when built: size must "
-    "be even. Run with --debug for its traceback.",
+    "be even. Run recd with --debug for its traceback.",
     "by its option": "6: callbacks[0].size: must be even, but is 3.",
     "by its path": "6: callbacks[0].size: must be even, but is 3.",
     "in words": "4: callbacks[0].size: must be even, but is 3.",

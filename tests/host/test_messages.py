@@ -289,7 +289,7 @@ def recd_dataset():
     printed = message(train(registry.replace("use: random, samples: 64", "use: mine")))
     assert "dataset 'mine' of ./raises_in_build raised ZeroDivisionError in broken " in printed
     assert "(raises_in_build/__init__.py:" in printed
-    assert ") when built: division by zero. Run with --debug" in printed
+    assert ") when built: division by zero. Run recd with --debug" in printed
 
 
 def test_a_plugin_that_builds_nothing_is_named(folder: Path) -> None:

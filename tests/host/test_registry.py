@@ -136,7 +136,7 @@ def test_nothing_is_built_before_all_is_checked(plugin: str) -> None:
     assert re.fullmatch(
         r"model: model 'broken' of choices raised ArithmeticError in broken "
         r"\(choices/__init__\.py:\d+\) when built: cannot count\. "
-        r"Run with --debug for its traceback\.",
+        r"Run recd with --debug for its traceback\.",
         str(caught.value),
     )
     assert isinstance(caught.value.__cause__, ArithmeticError)
@@ -183,7 +183,7 @@ def test_a_record_that_ends_the_process_is_named(
         choice.build(Context())
     assert str(caught.value) == (
         f"pooling: pooling {name!r} of exits raised SystemExit in {name} "
-        f"(exits/__init__.py:{line}) when built{says}. Run with --debug for its traceback."
+        f"(exits/__init__.py:{line}) when built{says}. Run recd with --debug for its traceback."
     )
 
 

@@ -175,7 +175,7 @@ def test_an_error_of_a_log_is_not_its_datasets(plugin: str, tmp_path: Path) -> N
     assert said.startswith("dataset: dataset 'logged' of ")
     raised = f"plugin {plugin!r} raised KeyError in Strange.read (strange_log.py:"
     assert f", when it wrote its tables: {raised}" in said
-    assert said.endswith("): 'offsets'. Run with --debug for its traceback.")
+    assert said.endswith("): 'offsets'. Run recd with --debug for its traceback.")
 
 
 def test_what_a_log_prints_is_no_part_of_what_a_command_prints(plugin: str, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def measured(*names: str, options: tuple[str, ...] = (), plugin: str = "wrong_me
     [
         ("of_nothing", "its `measure` returned None, whose type must be StatsReport."),
         ("raises", "raised KeyError in raises (wrong_measures.py:"),
-        ("raises", ") when it measured: 'rows'. Run with --debug for its traceback."),
+        ("raises", ") when it measured: 'rows'. Run recd with --debug for its traceback."),
         ("of_arrays", "its values must be what JSON takes: texts, finite numbers, lists and mapp"),
         ("of_a_list", "its values must be a mapping, not a list. Return them by name."),
         ("of_numbers", "each row of its table 'rows' must be a text for each column, of which it"),

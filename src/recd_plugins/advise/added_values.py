@@ -102,7 +102,8 @@ def answer_of(
         raise
     except Exception as error:
         raise PluginError(
-            f"{whose} raised {type(error).__name__}: {error}. Run with --debug for its traceback."
+            f"{whose} raised {type(error).__name__}: {error}. Run recd with --debug for its "
+            "traceback."
         ) from error
     if isinstance(answer, Mapping):
         return as_of_yaml(answer)

@@ -306,8 +306,8 @@ def _named(name: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DataError(
-            f"{name}: {what} raised {type(error).__name__}{_sentence(error)} Run with --debug for "
-            "its traceback."
+            f"{name}: {what} raised {type(error).__name__}{_sentence(error)} Run recd with --debug "
+            "for its traceback."
         ) from error
 
 

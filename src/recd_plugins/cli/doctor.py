@@ -75,7 +75,8 @@ def _tried(check: Callable[[], str], debug: bool) -> tuple[bool, str]:
             raise
         return (
             False,
-            f"{type(error).__name__}: {shortened(str(error))}. Run with --debug for its traceback.",
+            f"{type(error).__name__}: {shortened(str(error))}. Run recd with --debug for its "
+            "traceback.",
         )
 
 

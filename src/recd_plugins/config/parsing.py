@@ -167,8 +167,8 @@ def parse(
     except Exception as error:
         raise RegistryError(
             f"these options are refused by {config.__name__}, which raised "
-            f"{type(error).__name__}: {without_frames(error).rstrip('.')}. Run with --debug for "
-            "its traceback.",
+            f"{type(error).__name__}: {without_frames(error).rstrip('.')}. Run recd with --debug "
+            "for its traceback.",
             where,
         ) from error
 

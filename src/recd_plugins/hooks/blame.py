@@ -83,7 +83,7 @@ def blamed(error: BaseException) -> str | None:
     what = without_frames(error)
     return (
         f"plugin {frame.plugin.name!r} ({frame.plugin.provider}) raised {type(error).__name__} in "
-        f"{frame.place}{f': {what}' if what else ''}. Run with --debug for its traceback."
+        f"{frame.place}{f': {what}' if what else ''}. Run recd with --debug for its traceback."
     )
 
 

@@ -287,7 +287,7 @@ class Catalog:
             what = f": {error}" if str(error) else ""
             raise PluginError(
                 f"plugin {name!r} ({provider}): its hook {hook} raised "
-                f"{type(error).__name__}{place}{what}. Run with --debug for its traceback."
+                f"{type(error).__name__}{place}{what}. Run recd with --debug for its traceback."
             ) from error
         if not returned and any(one.plugin is plugin for one in caller.get_hookimpls()):
             self._silent.append((name, hook))

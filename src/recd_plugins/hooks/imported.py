@@ -128,7 +128,7 @@ def _is_path(name: str) -> bool:
 def _broken(name: str, error: BaseException) -> PluginError:
     return PluginError(
         f"plugin {name!r} raised {type(error).__name__} on import: {not_loaded(error)}"
-        f"{line_on_import(error)}. {_cure_of_import(error)}Run with --debug for its traceback."
+        f"{line_on_import(error)}. {_cure_of_import(error)}Run recd with --debug for its traceback."
     )
 
 

@@ -332,7 +332,7 @@ def _after(step: Step) -> Schema:
     except Exception as error:
         raise PluginError(
             f"{step.who} raised {type(error).__name__} when asked for its schema of "
-            f"{', '.join(step.takes)}: {error}. Run with --debug for its traceback."
+            f"{', '.join(step.takes)}: {error}. Run recd with --debug for its traceback."
         ) from error
 
 
