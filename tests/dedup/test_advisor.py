@@ -20,11 +20,10 @@ from recd_dedup.dedup.advisor import (
     _measures,
     advise,
     advise_batches,
-    advise_rows,
     decide,
 )
 from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
-from recd_dedup.dedup.sample import SampledBatches, choose_runs, rows_of_batch
+from recd_dedup.dedup.sample import SampledBatches, choose_runs, rows_of_batches
 from recd_dedup.dedup.worth import NoWorth, Worth, WorthInBytes
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
@@ -70,13 +69,9 @@ def test_what_was_measured_in_words(factor: float, more: str) -> None:
 
 
 LIMITS = Limits(min_factor=2.0, together=0.9, tolerance=0.05)
-PAIRS = rows_of_batch(
-    from_lists({"a": [[1], [1], [2], [2]], "b": [[3], [3], [4], [4]]}), ["a", "b"]
-)
+PAIRS = from_lists({"a": [[1], [1], [2], [2]], "b": [[3], [3], [4], [4]]})
 """Each list twice, and both features change at once."""
-APART = rows_of_batch(
-    from_lists({"a": [[1], [2], [3], [4]], "b": [[1], [2], [3], [4]]}), ["a", "b"]
-)
+APART = from_lists({"a": [[1], [2], [3], [4]], "b": [[1], [2], [3], [4]]})
 
 
 def test_what_chooses_and_what_judges_are_other_batches() -> None:
@@ -86,12 +81,12 @@ def test_what_chooses_and_what_judges_are_other_batches() -> None:
         asked.append((sample.alone["a"], list(names)))
         return WorthInBytes(sample)
 
-    advice = advise_rows([PAIRS, APART, PAIRS, APART], ["a", "b"], 4, LIMITS, worth_of)
+    advice = advise_batches([PAIRS, APART, PAIRS, APART], limits=LIMITS, worth_of=worth_of)
     assert asked == [(2, ["a", "b"]), (1, ["a", "b"])]  # as often as is asked for is enough
     assert advice.groups == ()
     assert advice.batches == 4
-    two = rows_of_batch(from_lists({"a": [[1], [1]]}), ["a"])
-    assert advise_rows([two], ["a"], 2, LIMITS).features[0].stay == 1
+    two = from_lists({"a": [[1], [1]]})
+    assert advise_batches([two], limits=LIMITS).features[0].stay == 1
 
 
 class Given(NoWorth):
@@ -118,9 +113,34 @@ class Given(NoWorth):
 def test_features_are_taken_together_where_that_is_worth_more(
     a: float, b: float, both: float, groups: object
 ) -> None:
-    sample = SampledBatches(["a", "b"], [PAIRS])
+    sample = SampledBatches(["a", "b"], rows_of_batches([PAIRS], ["a", "b"]))
     worth = Given(sample, {("a",): a, ("b",): b, ("a", "b"): both})
     assert decide(sample, 4, LIMITS, worth).groups == groups
+
+
+def test_many_small_batches_show_what_each_shows() -> None:
+    """Batches are looked at many at a time; lists of different batches are never the same."""
+    shifted = from_lists({"a": [[3], [1], [1], [2]], "b": [[3], [4], [4], [3]]})
+    sessions = [torch.tensor([1, 1, 2, 2]), torch.tensor([2, 2, 2, 3])]
+    both = SampledBatches(["a", "b"], rows_of_batches([PAIRS, shifted], ["a", "b"], sessions))
+    assert both.alone == {"a": 8 / 5, "b": 8 / 4}
+    assert both.unique_share(["a", "b"]) == 5 / 8
+    assert both.most_unique(["a", "b"]) == 3
+    assert both.factors(["b", "a"]) == {"a": 8 / 5, "b": 8 / 5}
+    assert both.repeats.batches == 2
+    assert both.repeats.sizes.values()["histogram"] == [[1, 1], [2, 2], [3, 1]]
+    assert both.repeats.features["a"].unchanged == 3
+
+
+def test_features_are_not_compared_where_no_group_of_them_can_pay() -> None:
+    """Else each of many features that do not pay would be compared with each of them."""
+
+    class Poor(Given):
+        spared = 1.0
+
+    sample = SampledBatches(["a", "b"], rows_of_batches([PAIRS], ["a", "b"]))
+    worth = Poor(sample, {("a",): -2.0, ("b",): 0.5})
+    assert decide(sample, 4, LIMITS, worth).groups == (("b",),)
 
 
 def write(folder: Path, schema: Schema, rows: pa.Table, rows_per_stripe: int = 2_048) -> Table:

@@ -19,9 +19,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_dedup.dedup import calibrate
-from recd_dedup.dedup.advisor import Limits, advise_rows
+from recd_dedup.dedup.advisor import Limits, advise_batches
 from recd_dedup.dedup.calibrate import measured_prices, over_links, uses_of
-from recd_dedup.dedup.sample import SampledBatches, rows_of_batch
+from recd_dedup.dedup.sample import SampledBatches, rows_of_batches
 from recd_dedup.dedup.worth import (
     FeatureUse,
     StepPrices,
@@ -59,7 +59,7 @@ LISTS = {
     "bought": [[3], [3], [4], [4]],
     "item": [[5], [6], [7], [8]],
 }
-ROWS = [rows_of_batch(from_lists(LISTS), list(LISTS))] * 2
+ROWS = list(rows_of_batches([from_lists(LISTS)] * 2, list(LISTS)))
 USES = {name: FeatureUse(rows=(32,)) for name in LISTS}
 
 
@@ -86,7 +86,7 @@ def test_the_weights_of_ids_are_no_rows_that_are_looked_up() -> None:
     scored = KeyedJaggedTensor(
         plain.keys(), plain.values(), weights=weights, lengths=plain.lengths()
     )
-    sample = SampledBatches(LISTS, [rows_of_batch(scored, list(LISTS))] * 2)
+    sample = SampledBatches(LISTS, rows_of_batches([scored] * 2, list(LISTS)))
     assert [sample.length(name) for name in LISTS] == [2, 1, 1]
     assert WorthInSeconds(sample, 4, prices(), USES).saved("seen", ["seen"]) == worth().saved(
         "seen", ["seen"]
@@ -110,8 +110,8 @@ def test_what_a_group_saves_and_costs_in_bytes() -> None:
 @pytest.mark.parametrize(("unique", "width"), [(256, 1), (257, 2)])
 def test_an_inverse_lookup_is_as_wide_as_its_largest_number(unique: int, width: int) -> None:
     lists = {"item": [[number] for number in range(unique)]}
-    rows = rows_of_batch(from_lists(lists), list(lists))
-    assert WorthInBytes(SampledBatches(lists, [rows])).cost(["item"]) == {"lookup": 2 * width}
+    rows = rows_of_batches([from_lists(lists)], list(lists))
+    assert WorthInBytes(SampledBatches(lists, rows)).cost(["item"]) == {"lookup": 2 * width}
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,10 @@ def test_seconds_are_put_in_words(parts: dict[str, float], says: str) -> None:
 )
 def test_what_does_not_pay_stays_as_it_is(byte: float, call: float, groups: Any) -> None:
     limits = Limits(min_factor=1.5, together=0.9, tolerance=0.05)
-    advice = advise_rows(
-        ROWS, list(LISTS), 4, limits, lambda sample, *_: worth(byte=byte, call=call)
+    advice = advise_batches(
+        [from_lists(LISTS)] * 2,
+        limits=limits,
+        worth_of=lambda sample, *_: worth(byte=byte, call=call),
     )
     assert advice.groups == groups
     reasons = dict(line.split(": ", 1) for line in [*advice.lines()][1:])

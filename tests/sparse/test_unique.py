@@ -18,6 +18,7 @@ from recd_plugins.sparse.rows.unique import (
     hash_row,
     hash_rows,
     unique_rows,
+    unique_rows_of_parts,
     unique_rows_on_device,
 )
 
@@ -163,3 +164,12 @@ def test_group_codes_past_what_one_number_of_all_codes_would_hold():
 def test_group_codes_of_no_feature():
     with pytest.raises(ValueError, match="one feature at least"):
         group_codes([])
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=2)), min_size=1)
+)
+def test_rows_of_different_parts_always_differ(rows):
+    values, offsets = jagged([row for _, row in rows])
+    found = unique_rows_of_parts(values, offsets, torch.tensor([part for part, _ in rows]))
+    assert [one.tolist() for one in found] == [*by_dict([(part, tuple(row)) for part, row in rows])]

@@ -18,14 +18,17 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from recd_dedup.dedup.sample import SampledBatches, rows_of_batch, sample_batches
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_dedup.dedup.sample import SampledBatches, rows_of_batches, sample_batches
 from recd_dedup.dedup.worth import Worth, WorthInBytes
-from recd_dedup.stats.session_rows import SessionRows
 from recd_plugins.api import so_many
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 __all__ = [
@@ -36,7 +39,6 @@ __all__ = [
     "WorthOf",
     "advise",
     "advise_batches",
-    "advise_rows",
     "advise_sampled",
     "decide",
     "halves",
@@ -228,7 +230,7 @@ def advise(
     """Advise on a table in its stored order, by bytes; its batches repeat more if it is clustered.
 
     The limits are those of `Limits`. About `sample_rows` rows are read. The same table and options
-    give the same advice. Training may read in another order: see `advise_rows`.
+    give the same advice. Training may read in another order: see `advise_sampled`.
     """
     limits = Limits(
         features=features,
@@ -254,28 +256,24 @@ def advise_batches(
     batch to the next; what they would lose in one group is measured as for a table.
     """
     keys, limits = features[0].keys(), limits or Limits(min_factor=1.5)
-    rows = [rows_of_batch(batch, keys) for batch in features]
-    advice = advise_rows(rows, keys, features[0].stride(), limits, worth_of)
+    advice = advise_sampled(halves(features, keys), features[0].stride(), limits, worth_of)
     return dataclasses.replace(advice, samples_per_session=None)
 
 
-def advise_rows(
-    batches: Sequence[SessionRows],
-    features: Sequence[str],
-    batch_size: int,
-    limits: Limits,
-    worth_of: WorthOf | None = None,
-) -> Advice:
-    """Advise on batches as training will read them: every second one chooses, the others judge."""
-    return advise_sampled(halves(batches, features), batch_size, limits, worth_of)
-
-
 def halves(
-    batches: Sequence[SessionRows], features: Sequence[str]
+    features: Sequence[KeyedJaggedTensor],
+    keys: Sequence[str],
+    sessions: Sequence[Tensor] | None = None,
 ) -> tuple[SampledBatches, SampledBatches]:
-    """Every second batch, to choose groups, and the others, to judge them."""
-    chosen_by = SampledBatches(features, batches[::2])
-    return chosen_by, SampledBatches(features, batches[1::2]) if len(batches) > 1 else chosen_by
+    """Every second batch as training will read them, to choose groups, and the others, to judge
+    them."""
+
+    def every_second(first: int) -> SampledBatches:
+        known = None if sessions is None else sessions[first::2]
+        return SampledBatches(keys, rows_of_batches(features[first::2], keys, known))
+
+    chosen_by = every_second(0)
+    return chosen_by, every_second(1) if len(features) > 1 else chosen_by
 
 
 def advise_sampled(
@@ -307,19 +305,26 @@ def _found(sample: SampledBatches, limits: Limits, worth: Worth) -> list[tuple[s
     the limits and the worth allow, or starts its own.
     """
     found: list[tuple[str, ...]] = []
+    nets: list[float] = []
+    """What each group is worth."""
     for name in sample.features:
         if not limits.allow(name, sample.alone[name]):
             continue
-        for index in _likest(sample, name, found):
-            if sample.agreement(name, found[index]) < limits.together:
+        alone = worth.net((name,))
+        agreements = sample.agreements(name, found)
+        for index in _likest(agreements):
+            if agreements[index] < limits.together:
                 continue
+            separate = max(0, nets[index]) + max(0, alone)
+            if nets[index] + alone + worth.spared < separate:
+                continue  # which is known without a look at them together
             joined = (*found[index], name)
-            separate = max(0, worth.net(found[index])) + max(0, worth.net((name,)))
             if sample.loss(joined) <= limits.tolerance and worth.net(joined) >= separate:
-                found[index] = joined
+                found[index], nets[index] = joined, worth.net(joined)
                 break
         else:
             found.append((name,))
+            nets.append(alone)
     return limits.whole(found)
 
 
@@ -377,9 +382,10 @@ def _advice(
     )
 
 
-def _likest(sample: SampledBatches, name: str, groups: Sequence[tuple[str, ...]]) -> list[int]:
-    """The groups' indices; the group that changes most like the feature comes first."""
-    return sorted(range(len(groups)), key=lambda index: -sample.agreement(name, groups[index]))
+def _likest(agreements: NDArray[np.float64]) -> list[int]:
+    """The indices of groups, by how far a feature agrees with each; the likest comes first."""
+    found: list[int] = np.argsort(-agreements, kind="stable").tolist()
+    return found
 
 
 def _neighbour(
@@ -388,10 +394,12 @@ def _neighbour(
     others = [group for group in groups if name not in group]
     if not others:
         return None
-    group = others[_likest(sample, name, others)[0]]
+    agreements = sample.agreements(name, others)
+    first = _likest(agreements)[0]
+    group = others[first]
     return Neighbour(
         group=group,
-        agreement=sample.agreement(name, group),
+        agreement=float(agreements[first]),
         loss=sample.loss((*group, name)),
     )
 

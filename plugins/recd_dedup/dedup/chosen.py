@@ -102,9 +102,10 @@ def _measured_shares(context: Context, groups: Groups) -> tuple[float, ...] | No
     names = [name for group in groups for name in group]
     if context.delivered is not None and set(names) <= set(context.tables.schema.sparse_names):
         from recd_dedup.dedup.reading import read_sample
-        from recd_dedup.dedup.sample import SampledBatches
+        from recd_dedup.dedup.sample import SampledBatches, rows_of_batches
 
-        sample = SampledBatches(names, read_sample(context, names).rows)
+        read = read_sample(context, names)
+        sample = SampledBatches(names, rows_of_batches(read.features, names, read.sessions))
         return tuple(sample.unique_share(group) for group in groups)
     return measured_shares(context.tables.train, groups, batch_size=context.batch_size)
 
@@ -188,8 +189,10 @@ def _by_reader(config: GroupsConfig, context: Context, deduplicated: ConvertGrou
     # If only links differ, the batches are read once, and this device is timed once.
     digest, names = context.delivered.digest, table.schema.sparse_names
     sample = remembered(("read", digest), lambda: read_sample(context))
-    sampled = remembered(("sampled", digest), lambda: halves(sample.rows, names))
-    weigh, notices = _weighing(config, context, sample.features, deduplicated)
+    sampled = remembered(
+        ("sampled", digest), lambda: halves(sample.features, names, sample.sessions)
+    )
+    weigh, notices = _weighing(config, context, sample.features[:2], deduplicated)
     _check_features(config, names)
     limits = _limits(config, context, names)
     advice = advise_sampled(sampled, sample.batch_size, limits, weigh)

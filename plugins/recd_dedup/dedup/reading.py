@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from recd_dedup.dedup.sample import rows_of_batch
-from recd_dedup.stats.session_rows import SessionRows
 from recd_plugins.api import Context, DataError, Missed, PluginError, so_many
 from recd_plugins.api.batch import Groups
 
@@ -34,10 +32,10 @@ AROUND = 8
 class ReadSample:
     """A sample of the epoch: what some of its batches show."""
 
-    rows: list[SessionRows] = field(default_factory=list)
-    """Batch by batch."""
     features: list[KeyedJaggedTensor] = field(default_factory=list)
-    """A few of the batches themselves."""
+    """Batch by batch."""
+    sessions: list[Tensor] | None = None
+    """The sessions of their samples; None if they are unknown."""
     batch_size: int = 0
     in_batches: float = 0.0
     """Samples of a session in a batch; 0 if the sessions are unknown."""
@@ -95,7 +93,7 @@ def read_sample(context: Context, features: Sequence[str] | None = None) -> Read
 
 def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSample:
     taking = _Taking(tuple((key,) for key in keys), asks)
-    sample, around = ReadSample(), AROUND if asks else 1
+    sample, around = ReadSample(sessions=[] if asks else None), AROUND if asks else 1
     seen: dict[int, list[Tensor]] = {}
     looked_at: dict[int, int] = {}
     samples = sessions = runs = 0
@@ -107,13 +105,13 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
             continue
         looked_at[place] = looked_at.get(place, 0) + len(batch)
         features = columns.to_kjt()
-        rows = rows_of_batch(features, keys, columns.session_id if asks else None)
-        sample.rows.append(rows)
-        sample.batch_size = max(sample.batch_size, len(rows))
-        if len(sample.features) < 2:
-            sample.features.append(features)
-        samples, sessions = samples + len(rows), sessions + len(np.unique(rows.sessions))
-        runs += len(rows.starts)
+        sample.features.append(features)
+        sample.batch_size = max(sample.batch_size, len(batch))
+        if sample.sessions is not None:
+            sample.sessions.append(columns.session_id)
+            samples += len(batch)
+            sessions += columns.session_id.unique().numel()
+            runs += columns.session_id.unique_consecutive().numel()
     if asks:
         places = [torch.cat(found) for found in seen.values()]
         # In a small table, the places together are the whole table.

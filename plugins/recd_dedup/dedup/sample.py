@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recd_dedup.etl.scan import require_sessions
 from recd_dedup.stats.repeats import BatchRepeats, agreement
-from recd_dedup.stats.session_rows import I64, SessionRows, batches, chunks, without_dense
+from recd_dedup.stats.session_rows import I64, Lists, SessionRows, batches, chunks, without_dense
 from recd_plugins.api import DataError, so_many
 from recd_plugins.api.batch import Groups
 from recd_plugins.api.data import Table
@@ -28,7 +28,7 @@ __all__ = [
     "SampledBatches",
     "choose_runs",
     "measured_shares",
-    "rows_of_batch",
+    "rows_of_batches",
     "sample_batches",
     "shares_of_batches",
 ]
@@ -37,50 +37,70 @@ RUNS = 8
 """A sample comes from at most this many places of its table."""
 MEASURED_ROWS = 16_384
 """About how many rows are read to measure the shares of groups that were given by name."""
+PIECE = 16_384
+"""About how many rows of batches are compared at a time."""
 
 
 class SampledBatches:
     """Batches of B rows in the table's order, like those of a reader that keeps sessions whole.
 
-    For each list, its code and length are kept: 16 bytes per row and feature.
+    For each list its code is kept, and its length unless all are 1: 8 or 16 bytes per row and
+    feature.
     """
 
     def __init__(self, features: Sequence[str], parts: Iterable[SessionRows]) -> None:
         self.features = tuple(features)
         self.repeats = BatchRepeats(features)
         """l(f), d(f), S, DedupeLen and DedupeFactor."""
-        self._codes: dict[str, list[Tensor]] = {name: [] for name in features}
-        self._lengths: dict[str, list[I64]] = {name: [] for name in features}
+        self._parts: dict[str, list[Lists]] = {name: [] for name in features}
+        numbers: list[I64] = []
         changes = np.zeros((len(features), len(features)), np.int64)
         for rows in parts:
-            self.repeats.add(rows)
+            own = np.zeros(len(rows), np.int64) if rows.batches is None else rows.batches
+            numbers.append(own + self.repeats.batches)
             changes += self._add(rows)
+        self._batch = np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
+        """[N] the number of each row's batch."""
+        self._codes = {name: _joined_codes(lists) for name, lists in self._parts.items()}
+        """[N] by feature: equal if lists of a batch are equal."""
+        self._lengths = {name: _joined_lengths(lists) for name, lists in self._parts.items()}
         self._groups: dict[tuple[str, ...], _GroupCounts] = {}
+        self._codes_of_groups: dict[tuple[str, ...], Tensor] = {}
+        """The codes of groups that another feature was to join."""
         self._at = {name: index for index, name in enumerate(features)}
         self._agreement = agreement(changes)
-        self.alone = {name: self.factors([name])[name] for name in features}
+        del self._parts
+        self.alone = {name: self._alone(name) for name in features}
         """Each feature's DedupeFactor if it is deduplicated by itself, measured."""
 
     def _add(self, rows: SessionRows) -> NDArray[np.int64]:
         """[F, F] how often both features change from one sample of a session to the next."""
-        order = rows.sessions.argsort(kind="stable")
-        sessions = rows.sessions[order]
-        follows = sessions[1:] == sessions[:-1]
-        changed = []
-        for name, lists in rows.features():
+        order, follows = rows.order, rows.follows
+        changed: list[NDArray[np.bool_]] = []
+
+        def note(name: str, lists: Lists) -> None:
             codes = lists.codes[order]
             changed.append((codes[1:] != codes[:-1])[follows])
-            self._codes[name].append(torch.from_numpy(lists.codes))
-            self._lengths[name].append(lists.lengths)
+            self._parts[name].append(lists)
+
+        self.repeats.add(rows, note)
         shape = len(changed), int(follows.sum())
         both = np.array(changed, np.float32).reshape(shape)  # exact below 2^24 rows
         changes: NDArray[np.int64] = np.rint(both @ both.T).astype(np.int64)
         return changes
 
-    def agreement(self, name: str, group: Sequence[str]) -> float:
-        """The share of samples in which two features change, among those in which either changes:
-        for the feature of the group that agrees least."""
-        return min(float(self._agreement[self._at[name], self._at[other]]) for other in group)
+    def _alone(self, name: str) -> float:
+        counts = self.repeats.features[name]
+        return counts.ids / counts.unique_ids if counts.unique_ids else 1.0
+
+    def agreements(self, name: str, groups: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+        """[G] for each group, the share of samples in which two features change, among those in
+        which either changes: for the feature of the group that agrees least."""
+        if not groups:
+            return np.zeros(0)
+        others = [self._at[other] for group in groups for other in group]
+        begins = np.cumsum([0, *map(len, groups[:-1])])
+        return np.minimum.reduceat(self._agreement[self._at[name], others], begins)
 
     def loss(self, group: Sequence[str]) -> float:
         """The largest share of its DedupeFactor that any feature loses if these are one group."""
@@ -109,20 +129,28 @@ class SampledBatches:
         return self._groups[group]
 
     def _measure(self, group: tuple[str, ...]) -> _GroupCounts:
-        before, kept = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
-        counts = []
-        for batch in range(self.repeats.batches):
-            firsts = group_codes([self._codes[name][batch] for name in group]).firsts
-            counts.append(firsts.numel())
-            for name in group:
-                lengths = self._lengths[name][batch]
-                before[name] += int(lengths.sum())
-                kept[name] += int(lengths[firsts.numpy()].sum())
-        return _GroupCounts(
-            {name: before[name] / kept[name] if kept[name] else 1.0 for name in group},
-            sum(counts) / max(1, self.repeats.rows),
-            max(counts, default=0),
-        )
+        *others, last = group
+        codes = [self._codes[last], *([self._codes_of(tuple(others))] if others else [])]
+        firsts = group_codes(codes).firsts.numpy()
+        counts = np.bincount(self._batch[firsts], minlength=1)
+        factors = {}
+        for name in group:
+            lengths = self._lengths[name]
+            kept = len(firsts) if lengths is None else int(lengths[firsts].sum())
+            factors[name] = self.repeats.features[name].ids / kept if kept else 1.0
+        return _GroupCounts(factors, len(firsts) / max(1, self.repeats.rows), int(counts.max()))
+
+    def _codes_of(self, group: tuple[str, ...]) -> Tensor:
+        """[N] equal if the lists of all these features are equal; kept, since many features may be
+        tried with one group, and instead of the codes of the group from which it has grown."""
+        if len(group) == 1:
+            return self._codes[group[0]]
+        if group not in self._codes_of_groups:
+            before = self._codes_of_groups.pop(group[:-1], None)
+            names = group if before is None else group[-1:]
+            codes = [*([] if before is None else [before]), *(self._codes[name] for name in names)]
+            self._codes_of_groups[group] = group_codes(codes).inverse_lookup
+        return self._codes_of_groups[group]
 
 
 class _GroupCounts(NamedTuple):
@@ -175,26 +203,74 @@ def measured_shares(table: Table, groups: Groups, *, batch_size: int) -> tuple[f
     return tuple(sample.unique_share(group) for group in groups)
 
 
-def rows_of_batch(
-    features: KeyedJaggedTensor, keys: Sequence[str], sessions: Tensor | None = None
-) -> SessionRows:
-    """The rows of a batch; if its sessions are unknown, all samples count as one session's.
+def rows_of_batches(
+    features: Sequence[KeyedJaggedTensor],
+    keys: Sequence[str],
+    sessions: Sequence[Tensor] | None = None,
+) -> Iterator[SessionRows]:
+    """The rows of batches; if their sessions are unknown, all samples of a batch count as one
+    session's. They come about `PIECE` at a time, since many small batches would each take a call
+    for each feature.
 
     Samples whose weights differ count as different; only ids are counted, not weights.
     """
-    here = features.to(torch.device("cpu"))
-    columns, weighted = {}, here.weights_or_none() is not None
-    for key in keys:
-        jagged = here[key]
-        lengths, values = jagged.lengths().long(), jagged.values().long()
+    first = held = 0
+    for last, batch in enumerate(features):
+        held += batch.stride()
+        if held < PIECE and last + 1 < len(features):
+            continue
+        some = features[first : last + 1]
+        columns, weighted = _columns(some, keys)
+        yield SessionRows(
+            sessions=np.zeros(held, np.int64)
+            if sessions is None
+            else torch.cat(list(sessions[first : last + 1])).numpy(),
+            columns=columns,
+            paired=keys if weighted else (),
+            batches=np.repeat(np.arange(len(some)), [one.stride() for one in some]),
+        )
+        first, held = last + 1, 0
+
+
+def _columns(
+    batches: Sequence[KeyedJaggedTensor], keys: Sequence[str]
+) -> tuple[dict[str, pa.LargeListArray], bool]:
+    """The lists of features in batches, one after another, and whether the bits of its weight
+    follow each id."""
+    here = [batch.to(torch.device("cpu")) for batch in batches]
+    weighted = any(batch.weights_or_none() is not None for batch in here)
+    values, lengths = [], []
+    for batch in here:
+        ids, size = batch.values().long(), batch.length_per_key()
         if weighted:
-            bits = jagged.weights().double().view(torch.int64)
-            lengths, values = 2 * lengths, torch.stack([values, bits], dim=1).view(-1)
-        offsets = pa.array(np.concatenate([[0], lengths.numpy().cumsum()]), pa.int64())
-        ids = pa.LargeListArray.from_arrays(offsets, pa.array(values.numpy(), pa.int64()))
-        columns[key] = ids
-    known = np.zeros(here.stride(), np.int64) if sessions is None else sessions.numpy()
-    return SessionRows(sessions=known, columns=columns, paired=keys if weighted else ())
+            bits = batch.weights().double().view(torch.int64)
+            ids, size = torch.stack([ids, bits], dim=1).view(-1), [2 * one for one in size]
+        values.append(dict(zip(batch.keys(), ids.split(size), strict=True)))
+        each = batch.lengths().long().view(len(size), -1) * (2 if weighted else 1)
+        lengths.append(dict(zip(batch.keys(), each, strict=True)))
+    columns = {}
+    for key in keys:
+        offsets = torch.cat([one[key] for one in lengths]).cumsum(0)
+        columns[key] = pa.LargeListArray.from_arrays(
+            pa.array(np.concatenate([[0], offsets.numpy()]), pa.int64()),
+            pa.array(torch.cat([one[key] for one in values]).numpy(), pa.int64()),
+        )
+    return columns, weighted
+
+
+def _joined_codes(parts: Sequence[Lists]) -> Tensor:
+    """[N] the codes of a feature's lists, which differ between batches."""
+    before, codes = 0, []
+    for lists in parts:
+        codes.append(torch.from_numpy(lists.codes) + before)
+        before += len(lists.firsts)
+    return torch.cat(codes) if codes else torch.zeros(0, dtype=torch.int64)
+
+
+def _joined_lengths(parts: Sequence[Lists]) -> I64 | None:
+    """[N] the lengths of a feature's lists; None if all are 1."""
+    lengths = np.concatenate([lists.lengths for lists in parts] or [np.zeros(0, np.int64)])
+    return None if (lengths == 1).all() else lengths
 
 
 def shares_of_batches(
@@ -205,7 +281,7 @@ def shares_of_batches(
     named = [name for group in groups for name in group]
     if any(name not in batch.keys() for batch in features for name in named):  # noqa: SIM118
         return None
-    sample = SampledBatches(named, (rows_of_batch(batch, named) for batch in features))
+    sample = SampledBatches(named, rows_of_batches(features, named))
     return tuple(sample.unique_share(group) for group in groups)
 
 

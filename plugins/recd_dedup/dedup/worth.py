@@ -76,6 +76,11 @@ class Worth(ABC):
         """How many times its cost a group must save."""
         return 1.0
 
+    @property
+    def spared(self) -> float:
+        """The most by which two groups are worth more as one; infinite if that is unknown."""
+        return math.inf
+
     def net(self, group: Group) -> float:
         """What a group saves, minus what it must save to be chosen."""
         saved = sum(sum(self.saved(name, group).values()) for name in group)
@@ -203,6 +208,12 @@ class WorthInSeconds(Worth):
     @property
     def sure(self) -> float:
         return 1.25
+
+    @property
+    def spared(self) -> float:
+        """The calls of a group: what else it costs is the sum over its features, none of which
+        saves more in a larger group. And a picosecond, by which rounded sums do not differ."""
+        return self.sure * self._prices.call * CALLS_OF_A_GROUP + 1e-12
 
     def saved(self, name: str, group: Group) -> dict[str, float]:
         prices, use = self._prices, self._uses.get(name, FeatureUse())

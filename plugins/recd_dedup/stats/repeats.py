@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ __all__ = [
     "agreement",
     "groups",
 ]
+
+Also: TypeAlias = Callable[[str, Lists], None]
 
 
 @dataclass
@@ -86,20 +88,21 @@ class BatchRepeats:
         self.batches = 0
         self.rows = 0
 
-    def add(self, batch: SessionRows) -> None:
-        order = batch.sessions.argsort(kind="stable")
-        sessions = batch.sessions[order]
-        starts = 1 + np.flatnonzero(sessions[1:] != sessions[:-1])
-        self.sizes.add(np.diff(starts, prepend=0, append=len(batch)))
-        self.batches += 1
-        self.rows += len(batch)
-        follows = sessions[1:] == sessions[:-1]
-        for name, lists in batch.features():
+    def add(self, rows: SessionRows, also: Also = lambda name, lists: None) -> None:
+        """Count the rows of a batch, or of several; `also` gets the lists of each feature, so that
+        these are compared once."""
+        order, follows = rows.order, rows.follows
+        self.sizes.add(np.diff(1 + np.flatnonzero(~follows), prepend=0, append=len(rows)))
+        self.batches += 1 if rows.batches is None else int(rows.batches[-1]) + 1
+        self.rows += len(rows)
+        pairs = int(follows.sum())
+        for name, lists in rows.features():
             counts, codes = self.features[name], lists.codes[order]
             counts.ids += len(lists.values)
             counts.unique_ids += int(lists.lengths[lists.firsts].sum())
-            counts.pairs += int(follows.sum())
+            counts.pairs += pairs
             counts.unchanged += int((follows & (codes[1:] == codes[:-1])).sum())
+            also(name, lists)
 
     def dedupe(self, name: str) -> dict[str, Any]:
         """DedupeLen and DedupeFactor of the mean batch, by the formula and as measured."""

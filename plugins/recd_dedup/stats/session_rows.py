@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from recd_dedup.etl.scan import scan
 from recd_plugins.api.data import Schema, SparseFeature, Table
-from recd_plugins.api.rows import unique_rows
+from recd_plugins.api.rows import unique_rows, unique_rows_of_parts
 
 __all__ = ["I64", "Lists", "SessionRows", "batches", "blocks", "chunks", "without_dense"]
 
@@ -35,9 +35,9 @@ class Lists(NamedTuple):
     offsets: I64
     """[N + 1], from 0."""
     codes: I64
-    """[N] equal if lists are equal, including the weights of their ids."""
+    """[N], in [0, U): equal if lists of a batch are equal, including the weights of their ids."""
     firsts: I64
-    """[U] the row in which each different list appears first."""
+    """[U] the row in which each different list of a batch appears first."""
 
     @property
     def lengths(self) -> I64:
@@ -53,6 +53,8 @@ class SessionRows:
     columns: Mapping[str, pa.ListArray | pa.LargeListArray]
     paired: Collection[str]
     """The columns in whose lists the bits of its weight follow each id."""
+    batches: I64 | None = None
+    """[N] the number of each row's batch, ascending from 0; None if they are of one batch."""
 
     @classmethod
     def of(cls, rows: pa.Table, schema: Schema) -> SessionRows:
@@ -74,13 +76,35 @@ class SessionRows:
         changes = self.sessions[1:] != self.sessions[:-1]
         return np.concatenate([[0], 1 + np.flatnonzero(changes)])
 
+    @cached_property
+    def order(self) -> I64:
+        """[N] the rows batch by batch, and session by session within each."""
+        if self.batches is None:
+            return self.sessions.argsort(kind="stable")
+        return np.lexsort((self.sessions, self.batches))
+
+    @cached_property
+    def follows(self) -> NDArray[np.bool_]:
+        """[N - 1] whether each row but the first, in this order, follows another of its session and
+        batch."""
+        sessions = self.sessions[self.order]
+        follows: NDArray[np.bool_] = sessions[1:] == sessions[:-1]
+        if self.batches is not None:
+            follows &= self.batches[1:] == self.batches[:-1]
+        return follows
+
     def features(self) -> Iterator[tuple[str, Lists]]:
         """The lists of each feature, one after another, since each takes its own memory."""
         for name, column in self.columns.items():
             values = torch.from_dlpack(column.flatten())
             offsets = column.offsets.to_numpy().astype(np.int64)
             offsets -= offsets[0]
-            unique = unique_rows(values, torch.from_numpy(offsets))
+            ends = torch.from_numpy(offsets)
+            unique = (
+                unique_rows(values, ends)
+                if self.batches is None
+                else unique_rows_of_parts(values, ends, torch.from_numpy(self.batches))
+            )
             ids = values.numpy()
             if name in self.paired:
                 ids, offsets = np.ascontiguousarray(ids[::2]), offsets // 2

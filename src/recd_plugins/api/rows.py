@@ -6,7 +6,7 @@ from recd_plugins.sparse.rows.gather import spread_rows
 from recd_plugins.sparse.rows.memory import array_like
 from recd_plugins.sparse.rows.slot_sizes import MOST_IN_SLOTS, SLOT_BYTES
 from recd_plugins.sparse.rows.slots import among_slots, slots_of
-from recd_plugins.sparse.rows.unique import group_codes, unique_rows
+from recd_plugins.sparse.rows.unique import group_codes, unique_rows, unique_rows_of_parts
 
 __all__ = [
     "MOST_IN_SLOTS",
@@ -18,6 +18,7 @@ __all__ = [
     "slots_of",
     "spread_rows",
     "unique_rows",
+    "unique_rows_of_parts",
     "with_feature",
     "with_ids",
 ]

@@ -35,6 +35,7 @@ __all__ = [
     "refine_groups",
     "unique_numbers",
     "unique_rows",
+    "unique_rows_of_parts",
     "unique_rows_on_device",
 ]
 
@@ -88,6 +89,17 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     columns = Addresses.of([values[int(offsets[0]) : int(offsets[-1])]])
     lengths = addresses_of_lengths([offsets.diff()])
     firsts, _ = refine_groups(columns, np.arange(2), lengths, np.zeros(1, np.int64), inverse_lookup)
+    return Unique(inverse_lookup[0], firsts.of(0))
+
+
+def unique_rows_of_parts(values: Tensor, offsets: Tensor, parts: Tensor) -> Unique:
+    """The different rows of each part, on CPU: as in `unique_rows`, but rows of different `parts`
+    [B] always differ. In one call for many small parts."""
+    inverse_lookup = torch.empty(1, parts.numel(), dtype=torch.int64)
+    columns = Addresses.of([parts, values[int(offsets[0]) : int(offsets[-1])]])
+    lengths = addresses_of_lengths([torch.ones_like(parts), offsets.diff()])
+    bounds = np.array([0, 2])
+    firsts, _ = refine_groups(columns, bounds, lengths, np.arange(2), inverse_lookup)
     return Unique(inverse_lookup[0], firsts.of(0))
 
 
