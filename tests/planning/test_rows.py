@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import CapabilityError, DataError
+from recd_plugins.planning.access import row_counter
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
 from recd_plugins.planning.access.counting import counters
 from recd_plugins.planning.access.distribution import RowDistribution, drift, named_twice
@@ -394,3 +395,35 @@ def test_batches_without_samples_count_for_nothing_beside_others() -> None:
         merged.profile()
     with pytest.raises(DataError, match="no batches to count"):
         tally().profile()
+
+
+def test_batches_are_counted_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may have few ids of each of many tables: a call for each would take most of it."""
+    asked: list[int] = []
+    whole = row_counter._of_batches
+
+    def counted(ids: list, folds: list) -> np.ndarray:
+        asked.append(len(ids))
+        return whole(ids, folds)
+
+    monkeypatch.setattr(row_counter, "_of_batches", counted)
+    counter = RowCounter(10)
+    for number in range(40):
+        counter.add(np.array([number % 3, 7, 7]), 2, number % 2)
+    pairs, lookups, batches = counter.counted
+    assert asked == [16, 16, 8]
+    assert pairs.tolist() == [16 * row + fold for row in (0, 1, 2, 7) for fold in (0, 1)]
+    assert lookups.tolist() == [7, 7, 6, 7, 7, 6, 40, 40]
+    assert batches.tolist() == [7, 7, 6, 7, 7, 6, 20, 20]
+
+
+def test_a_batch_that_lets_folds_be_joined_is_of_a_joined_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_counter, "MOST_PAIRS", 4)
+    monkeypatch.setattr(row_counter, "BUFFER", 8)
+    counter = RowCounter(10)
+    counter.add(np.arange(10), 5, 3)
+    _, numbers = counter.state()
+    assert numbers[:16] == (5, *[0] * 15)
+    assert numbers[-1] == 8

@@ -181,9 +181,10 @@ class Tally:
         if not size:
             return
         for name, part in self.counted.items():
-            ids = np.concatenate([NONE, *(lookups[feature] for feature in part.features)])
-            row = (ids >= 0) & (ids < part.num_rows)
-            if not row.all():
+            each = [lookups[feature] for feature in part.features]
+            ids = each[0] if len(each) == 1 else np.concatenate([NONE, *each])
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < part.num_rows:
+                row = (ids >= 0) & (ids < part.num_rows)
                 self.no_row[name] = self.no_row.get(name, 0) + int(np.count_nonzero(~row))
                 ids = ids[row]
             self.counters[name].add(ids, size, fold)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +19,9 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 MOST_PAIRS = 1 << 25
 """The most pairs of a row and a fold that a counter keeps, 24 bytes each. Beyond that, folds are
 joined in twos, until two are left."""
+MOST_BATCHES = FOLDS
+"""The most batches whose ids are counted together: as the number of a pair, that of a row and one
+of these batches fits into 64 bits."""
 BUFFER = 1 << 18
 """How many lookups are collected before they are counted together; or the number of counters, if
 that is larger."""
@@ -38,6 +42,10 @@ class RowCounter:
         self._batches = np.zeros(FOLDS, np.int64)
         self._counted = np.empty((3, 0), np.int64)
         self._waiting: list[Integers] = []
+        """Counts that are to be summed."""
+        self._ids: list[Integers] = []
+        self._folds_of_ids: list[int] = []
+        """The ids of batches that are to be counted, and the fold of each batch."""
         self._waits = 0
         self._joined = 1
         """How many folds are joined into one, which has the number of the first."""
@@ -51,17 +59,19 @@ class RowCounter:
 
         Batches that resemble each other, such as those of one session or hour, belong in one fold.
         """
-        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_rows:
-            wrong = int(ids.min() if ids.min() < 0 else ids.max())
-            raise DataError(
-                f"rows: id {wrong} is not in [0, {self.num_rows}): a transform makes ids that its "
-                "schema does not allow, or the table is too small."
-            )
         fold -= fold % self._joined
-        rows, lookups = np.unique(ids, return_counts=True)
-        self._wait(np.stack([rows * FOLDS + fold, lookups, np.ones_like(rows)]))
+        if ids.size:
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.num_rows:
+                raise DataError(
+                    f"rows: id {low if low < 0 else high} is not in [0, {self.num_rows}): a "
+                    "transform makes ids that its schema does not allow, or the table is too small."
+                )
+            self._ids.append(np.array(ids, np.int64))
+            self._folds_of_ids.append(fold)
         self._batches[fold] += 1
         self._samples[fold] += samples
+        self._wait(len(ids))  # last, since it may join folds
 
     @property
     def folds(self) -> int:
@@ -99,7 +109,8 @@ class RowCounter:
     def merge(self, counted: Integers, numbers: tuple[int, ...]) -> None:
         """Add what another counter counted in other batches."""
         *of_folds, joined = numbers
-        self._wait(counted)
+        self._waiting.append(counted)
+        self._wait(counted.shape[1])
         samples, batches = np.array(of_folds, np.int64).reshape(2, FOLDS)
         self._samples += samples
         self._batches += batches
@@ -109,9 +120,8 @@ class RowCounter:
     def counted(self) -> Integers:
         """[3, P] row * FOLDS + fold of each pair, ascending; its lookups; the batches that have
         it."""
-        if self._waiting:
-            self._counted = _summed(np.concatenate([self._counted, *self._waiting], axis=1))
-            self._waiting, self._waits = [], 0
+        if self._waits:
+            self._counted = _summed(self._every())
             while self._counted.shape[1] > MOST_PAIRS and self._joined < FOLDS // 2:
                 self._join(2 * self._joined)
         return self._counted
@@ -126,8 +136,7 @@ class RowCounter:
         if folds == 1:
             return
         self._joined = folds
-        every = np.concatenate([self._counted, *self._waiting], axis=1)
-        self._waiting, self._waits = [], 0
+        every = self._every()
         every[0] -= every[0] % folds  # FOLDS is a multiple of `folds`, so rows stay the same
         self._counted = _summed(every)
         for numbers in (self._samples, self._batches):
@@ -135,11 +144,25 @@ class RowCounter:
             numbers[:] = 0
             numbers[::folds] = sums
 
-    def _wait(self, counted: Integers) -> None:
-        self._waiting.append(counted)
-        self._waits += counted.shape[1]
+    def _wait(self, more: int) -> None:
+        """Note that so many counts or ids more are waiting."""
+        self._waits += more
+        if len(self._ids) == MOST_BATCHES:
+            self._count_ids()
         if self._waits >= max(BUFFER, self._counted.shape[1]):
             _ = self.counted
+
+    def _count_ids(self) -> None:
+        if self._ids:
+            self._waiting.append(_of_batches(self._ids, self._folds_of_ids))
+        self._ids, self._folds_of_ids = [], []
+
+    def _every(self) -> Integers:
+        """[3, P] all counts, not summed yet; nothing waits from then on."""
+        self._count_ids()
+        every = np.concatenate([self._counted, *self._waiting], axis=1)
+        self._waiting, self._waits = [], 0
+        return every
 
     def distribution(
         self, *, sample: bool = False, counted_share: float = 0.0, in_order: bool = False
@@ -192,6 +215,15 @@ class RowCounter:
         return FoldCounts(
             rows=rows, folds=folds, lookups=lookups, holding=holding, samples=self._samples
         )
+
+
+def _of_batches(ids: Sequence[Integers], folds: Sequence[int]) -> Integers:
+    """[3, P] the counts of the `ids` of some batches, of which each is in a fold: a pair for each
+    row of each batch. In one call, since a batch may have few ids of a table."""
+    batches = np.repeat(np.arange(len(ids)), [len(one) for one in ids])
+    each, lookups = np.unique(np.concatenate(ids) * len(ids) + batches, return_counts=True)
+    rows, batches = np.divmod(each, len(ids))
+    return np.stack([rows * FOLDS + np.asarray(folds)[batches], lookups, np.ones_like(rows)])
 
 
 def of_rows(pairs: Integers) -> Integers:

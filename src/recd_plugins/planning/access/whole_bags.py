@@ -33,8 +33,9 @@ class SampledBags:
         if not len(lengths):
             return
         step = max(1, -(-len(lengths) // OF_A_BATCH), -(-len(ids) // IDS_OF_A_BATCH)) * self._every
-        chosen = np.arange(0, len(lengths), step)
-        kept, long = _taken(ids, lengths, chosen)
+        kept, long = ids, lengths
+        if step > 1:
+            kept, long = _taken(ids, lengths, np.arange(0, len(lengths), step))
         row = (kept >= 0) & (kept < num_rows)
         if not row.all():  # ids that are not rows are not counted
             long = np.bincount(np.repeat(np.arange(len(long)), long)[row], minlength=len(long))
