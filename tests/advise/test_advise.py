@@ -371,9 +371,16 @@ def test_all_kjts_that_a_trainer_names_are_counted() -> None:
     )
     loader = [scored_batch(seed) for seed in range(4)]
     trainer = ModelOfTrainer(Scored(), loader, list)
-    advice = advise(given, AdviceGoal(budget_gb=1.0), ranks=2, trainer=trainer)
+    reports: list[tuple[str, int, int | None]] = []
+
+    def progress(*report: Any) -> None:
+        reports.append(report)
+
+    goal = AdviceGoal(budget_gb=1.0)
+    advice = advise(given, goal, ranks=2, trainer=trainer, progress=progress)
     assert advice.batch_size == 128
     assert advice.walk.kept == ("tiers",)
+    assert ("batches counted", 4, 4) in reports
     assert "stack.plan(model, batches=loader, features=features)" in next_step(advice, Path("a"))
     lookups = {name: one.table.rows.lookups for name, one in advice.walk.base.ledger.tables.items()}
     assert lookups == pytest.approx({"t_seen": 0.5, "t_liked": 2.0})

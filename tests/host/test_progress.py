@@ -35,6 +35,15 @@ def test_short_work_has_no_line_nor_the_end_of_any(capsys: pytest.CaptureFixture
     assert lines((0, 0, 10), (9, 5, 10), (30, 10, 10), capsys=capsys) == []
 
 
+def test_work_that_begins_again_has_the_time_since_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    again = [(0, 0, 10), (4, 10, 10), (200, 0, 10), (205, 5, 10), (215, 6, 10)]
+    assert lines(*again, capsys=capsys) == [
+        "writing train: 6 of 10 after 15 seconds, about 10 seconds to go"
+    ]
+
+
 def test_what_nobody_can_count_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines((0, 0, None), (20, 0, None), (400_000, 7, None), capsys=capsys) == [
         "writing train: 0 after 20 seconds",

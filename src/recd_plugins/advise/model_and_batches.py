@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelAndBatches", "ModelOfRegistry", "ModelOfTrainer"]
 
+COUNTING = "batches counted"
+"""What is reported while batches are counted."""
 PLACES = 8
 """The number of places in an epoch whose batches are sampled."""
 MOST_IDS = 1 << 26
@@ -59,7 +61,7 @@ class ModelAndBatches(ABC):
         """The model, adapted to what the stack deduplicates."""
 
     @abstractmethod
-    def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
+    def profile(self, stack: Stack, counted: Mapping[str, Counted], progress: Progress) -> Profile:
         """The forecast lookups, for batches as the adapted model gets them."""
 
     @abstractmethod
@@ -97,8 +99,8 @@ class ModelOfRegistry(ModelAndBatches):
             self._models[key] = stack.model()
         return self._models[key]
 
-    def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
-        return stack.profile(counted)
+    def profile(self, stack: Stack, counted: Mapping[str, Counted], progress: Progress) -> Profile:
+        return stack.profile(counted, met=lambda count: progress(COUNTING, count, None))
 
     def compute(self, stack: Stack, ranks: int, ranks_here: int) -> Compute:
         """The compute by a batch and by one with a quarter of its samples, so that the time that
@@ -189,12 +191,18 @@ class ModelOfTrainer(ModelAndBatches):
         model = _copy_of(self._model)
         return stack.adapt(model, batches=self._batches, features=self.features)
 
-    def profile(self, stack: Stack, counted: Mapping[str, Counted]) -> Profile:
+    def profile(self, stack: Stack, counted: Mapping[str, Counted], progress: Progress) -> Profile:
         convert = stack.converting(features=self.features)
         # An iterator, since these batches are not an epoch but only its first ones.
         batches = (convert(batch) for batch in self._batches)
         most = len(self._batches)
-        counts = count_sample(batches, counted, most=most, features=self.features)
+        counts = count_sample(
+            batches,
+            counted,
+            most=most,
+            features=self.features,
+            met=lambda count: progress(COUNTING, count, most),
+        )
         profile = counts.profile()
         if not stack.groups:  # unique samples have other shares of the same ids
             self._check_rows(counts.shares_of_no_row(profile))

@@ -278,7 +278,7 @@ class Outlooks:
         key = _read_by(stack)
         if key not in self._profiles:
             counted = {name: table.counted for name, table in tables.items()}
-            self._profiles[key] = self._source.profile(stack, counted)
+            self._profiles[key] = self._source.profile(stack, counted, self._progress)
         return self._profiles[key]
 
     def _hot(self, stack: Stack, planner: Planner) -> float:

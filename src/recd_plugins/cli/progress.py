@@ -78,9 +78,13 @@ class ProgressLines:
         self._clock = clock
         self._began: dict[str, float] = {}
         self._next: dict[str, float] = {}
+        self._done: dict[str, int] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         now = self._clock()
+        if done < self._done.get(what, 0):  # it begins again, with other data
+            del self._began[what], self._next[what]
+        self._done[what] = done
         since = now - self._began.setdefault(what, now)
         if since < self._next.setdefault(what, FIRST) or done == total:
             return
