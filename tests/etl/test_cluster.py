@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster, cluster_buckets
+from recd_dedup.etl.scan import checked_rows
 from recd_dedup.hashing import bucket_of, mix
 from recd_plugins.data.progress import silent
-from recd_plugins.data.schema import Schema
+from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError, RegistryError
@@ -125,6 +126,25 @@ def test_foreign_types_are_read_and_nulls_are_reported(tmp_path):
     with pytest.raises(DataError, match="column 'session_id' holds 1 null"):
         cluster(source, tmp_path / "again")
     assert {path.name for path in tmp_path.iterdir()} == {"source", "clustered"}
+
+
+def test_a_check_of_many_columns_lists_the_features_as_often_as_of_few(monkeypatch):
+    names = Schema.sparse_names.fget
+    asked = []
+
+    def counted(schema):
+        asked.append(schema)
+        return names(schema)
+
+    monkeypatch.setattr(Schema, "sparse_names", property(counted))
+    took = []
+    for many in (2, 40):
+        schema = Schema(sparse=tuple(SparseFeature(name=f"f{n}", num_ids=9) for n in range(many)))
+        rows = schema.arrow().empty_table()
+        asked.clear()
+        checked_rows(rows, schema, "here")
+        took.append(len(asked))
+    assert took[0] == took[1]
 
 
 def test_progress_is_reported_in_rows(tmp_path):

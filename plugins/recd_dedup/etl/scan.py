@@ -62,9 +62,10 @@ def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
     check_columns(chunk.schema, schema, where)
     arrow = schema.arrow()
     chunk = chunk.select(arrow.names)
+    lists = {*schema.sparse_names, *schema.weights_names}
     for name in arrow.names:
         nulls = chunk[name].null_count
-        if name in schema.sparse_names or name in schema.weights_names:
+        if name in lists:
             nulls += pc.list_flatten(chunk[name]).null_count
         if nulls:
             raise DataError(
