@@ -24,6 +24,12 @@ WAITS_FOR = {
 }
 """What a batch waits for, once each: how many ids sequences are expanded to, and how long their
 rows are; and how many ids there are where rows share them."""
+TRIALS_WAIT_FOR = {
+    "pooling_trial.py _with_rows_twice: to the host",
+    "pooling_trial.py _differ: item",
+}
+"""What the first batch waits for, once each for the poolings of views and of actions, to learn
+whether rows change others; the one of visits has a `pool_unique`."""
 FEATURES: list[dict[str, Any]] = [
     {"name": "views", "kind": "user", "sequence": True, "group": "history", "length": 6},
     {"name": "actions", "kind": "user", "sequence": True, "group": "history", "length": 6},
@@ -99,6 +105,10 @@ def test_a_step_on_unique_samples_is_the_cpus(tmp_path: Path, dedup: str, poolin
         found = trained(there, moved_batches)
         del moved_batches, batch
         assert not device.races, device.races
-    assert device.waits == dict.fromkeys(WAITS_FOR[dedup], len(batches))
+    assert device.waits == {
+        **dict.fromkeys(WAITS_FOR[dedup], len(batches)),
+        **dict.fromkeys(TRIALS_WAIT_FOR, len(["views", "actions"])),
+        **({"whole_rows.py of: to the host": 2} if pooling == "transformer" else {}),  # as above
+    }
     for one, its in zip(found, here, strict=True):
         torch.testing.assert_close(one, its, rtol=1e-4, atol=1e-5)

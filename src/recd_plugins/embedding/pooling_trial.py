@@ -136,13 +136,13 @@ def _try(
         by_unique = _numbers(pooling)
     tried.draws = not torch.equal(before, _random_state(device))
     _restore(before, device)
-    half, keeps = unique[1].numel() // 2, not _alike_all(numbers, by_unique)
+    keeps = not _alike_all(numbers, by_unique)
     if tried.draws or keeps or len(unique) > 3:  # the same again differs; or it is a `pool_unique`
         tried.mixes = False
-    elif half and unique[1][:half].any():
+    elif twice := _with_rows_twice(*map(_copied, unique)):
         _set_buffers(pooling, kept)
         with _on_copies(pooling):
-            again = pool(*_with_rows_twice(half, *map(_copied, unique)))
+            again = pool(*twice)
         _restore(before, device)
         tried.mixes = _differ(made, again)
     if not keeps:
@@ -156,14 +156,20 @@ def _try(
     _set_buffers(pooling, kept)
 
 
-def _with_rows_twice(
-    rows: int, values: Tensor, lengths: Tensor, *queries: Tensor
-) -> Iterator[Tensor]:
-    """What a pooling takes, followed by its first rows once more."""
+def _with_rows_twice(values: Tensor, lengths: Tensor, *queries: Tensor) -> list[Tensor]:
+    """What a pooling takes, followed by the first half of its rows once more; nothing if these have
+    no values."""
+    rows = lengths.numel() // 2
+    if not rows:
+        return []
     ends = lengths.cumsum(0)
-    yield torch.cat([values[: int(ends[-1])], values[: int(ends[rows - 1])]])
-    for one in (lengths, *queries):
-        yield torch.cat([one, one[:rows]])
+    half, every = torch.stack([ends[rows - 1], ends[-1]]).tolist()  # one wait
+    if not half:
+        return []
+    return [
+        torch.cat([values[:every], values[:half]]),
+        *(torch.cat([one, one[:rows]]) for one in (lengths, *queries)),
+    ]
 
 
 def _differ(made: Any, again: Any) -> bool:
