@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -261,6 +262,21 @@ def test_ids_that_are_none_of_a_tables_are_told(strange: float, told: bool) -> N
     made.propose(Histories(), SLOW, 4)
     says = "most ids that were counted of table t0 are of no row, as where a model maps ids"
     assert any(says in str(one) for one in made.notices()) == told
+
+
+def notices_on_ranks(apart: bool) -> list[str]:
+    first = dist.get_rank() if apart else 0
+    made = planner(lambda: itertools.islice(skewed(), first, None), goal="min_communication")
+    assert dist.group.WORLD is not None
+    made.plan(Histories(), SLOW, dist.group.WORLD)
+    return [str(notice) for notice in made.notices()]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_ranks_that_count_the_same_batches_are_told(gloo_pool: GlooPool, apart: bool) -> None:
+    """A trainer's loader is not split over ranks."""
+    told, _ = gloo_pool.run(notices_on_ranks, apart)
+    assert any("every rank counted the same batches" in one for one in told) == (not apart)
 
 
 @pytest.mark.parametrize("others", [0, 1])

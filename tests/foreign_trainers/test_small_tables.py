@@ -68,7 +68,8 @@ def losses(registry: dict[str, Any] | None) -> tuple[list[float], list[str]]:
             if "dedup" in registry:
                 stack.adapt(net, batches=[kjt] * 4)
                 kjt = stack.convert(kjt)
-            plan = stack.plan(net, batches=[kjt] * 4, sharders=sharders)
+            own = [kjt] * (4 + group.rank())  # ranks with the same batches would be told so
+            plan = stack.plan(net, batches=own, sharders=sharders)
             sharders = stack.sharders()
     model = DistributedModelParallel(net, device=CPU, plan=plan, sharders=sharders)
     for name, table in model.state_dict().items():

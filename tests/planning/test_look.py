@@ -30,7 +30,7 @@ from recd_plugins.planning.access.contents import MOST_BYTES
 from recd_plugins.planning.access.look import Look, Peeked
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered
-from recd_plugins.planning.access.sample import sample_of
+from recd_plugins.planning.access.sample import count_sample, sample_of
 from recd_plugins.planning.together import together
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
@@ -685,6 +685,19 @@ def test_rank_0_has_what_all_ranks_counted(gloo_pool: GlooPool, world_size: int)
                 assert np.array_equal(
                     getattr(profile[name], part), getattr(expected[name], part)
                 ), (name, part)
+
+
+def alike(seeds: tuple[int, ...]) -> bool:
+    group = dist.group.WORLD
+    batches = batches_of(seeds[dist.get_rank()])
+    return count_sample(batches, TABLES, most=3, group=group).alike
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_that_read_the_same_batches_are_known(gloo_pool: GlooPool, world_size: int) -> None:
+    same, apart = (7,) * world_size, (*(7,) * (world_size - 1), 8)
+    assert gloo_pool.run(alike, same, world_size=world_size) == [True] * world_size
+    assert gloo_pool.run(alike, apart, world_size=world_size) == [False] * world_size
 
 
 def test_a_rank_that_cannot_count_ends_all(gloo_pool: GlooPool) -> None:

@@ -601,7 +601,7 @@ def told_of_made_features() -> tuple[list[str], str, int]:
     """On a rank: what is said of a plan whose `features` make the KJT that the model looks up; the
     error of its order, and the batches that came before it."""
     ids = torch.arange(64).reshape(4, 16) % 4
-    loader = [{"ids": ids + 100}, *[{"ids": ids}] * 5]
+    loader = [{"ids": ids + 100 + dist.get_rank()}, *[{"ids": ids}] * 5]
 
     def made(batch: dict[str, Tensor]) -> KeyedJaggedTensor:
         rows = batch["ids"]

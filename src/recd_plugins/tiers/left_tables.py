@@ -120,6 +120,16 @@ class LeftTables:
             "or map them in the loader.",
         )
 
+    def counted_alike(self) -> Missed:
+        """Every rank counted the same batches."""
+        return Missed(
+            what=self._what,
+            why="every rank counted the same batches. If ranks train on these, each sample is "
+            "trained on by all of them; if not, ranks together could have counted more",
+            cure="Have each rank read samples of its own, as by torch's DistributedSampler, or by "
+            "a seed that differs by rank.",
+        )
+
     def no_batches(self, options_in: str) -> Unused:
         """Nothing can be counted. A saved profile would be an option of the slot `options_in`."""
         return Unused(

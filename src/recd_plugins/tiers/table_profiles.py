@@ -41,6 +41,8 @@ class TableProfiles:
         """The ids that rank 0 counted of no row, by table."""
         self.strange: tuple[str, ...] = ()
         """The tables of which most ids that were counted are of no row."""
+        self.alike = False
+        """Whether all ranks counted the same batches."""
 
     def known(self, context: Context) -> bool:
         """Whether a profile is there, or batches that could be counted."""
@@ -75,7 +77,7 @@ class TableProfiles:
 
     def begin(self) -> None:
         """Forget what was found for the last profile."""
-        self._no_row, self._counted, self.strange = {}, "", ()
+        self._no_row, self._counted, self.strange, self.alike = {}, "", (), False
         self.variable = self.weighted = frozenset()
 
     def profile(self, context: Context, tables: Mapping[str, ModelTable]) -> Profile:
@@ -109,7 +111,7 @@ class TableProfiles:
         assert counts is not None  # it was counted
         self._tally = None  # so that its counters can be freed
         self._no_row, self._counted = dict(counts.no_row), counts.explain()
-        self.variable, self.weighted = counts.variable, counts.weighted
+        self.variable, self.weighted, self.alike = counts.variable, counts.weighted, counts.alike
         profile = counts.profile()
         shares = counts.shares_of_no_row(profile)
         self.strange = tuple(name for name, share in shares.items() if share > 0.5)

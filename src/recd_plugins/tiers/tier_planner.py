@@ -393,6 +393,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         profile = self.profile = self.profiled()
         if strange := self._profiles.strange:
             self._notices.append(self._left.counted_otherwise(strange))
+        if self._profiles.alike:
+            self._notices.append(self._left.counted_alike())
         homes = asked.homes
         if all_left := self._leave_by_lookups(asked.model, homes):
             return all_left, own

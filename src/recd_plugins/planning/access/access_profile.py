@@ -140,6 +140,8 @@ class Tally:
     """The number of batches of an epoch, on all ranks; 0 if it is not known."""
     in_order: bool = False
     """Whether these are the first batches of loaders that can only read in their own order."""
+    alike: bool = False
+    """Whether these are the counts of several ranks that read the same batches."""
     counters: dict[str, Counter] = field(init=False)
     bags: dict[str, SampledBags] = field(init=False)
     """A sample of the bags of the tables that are summed over bags."""

@@ -3,6 +3,7 @@ the counts merged on rank 0."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,12 @@ import numpy as np
 
 from recd_plugins.planning.access.access_profile import Tally
 from recd_plugins.planning.access.distribution import Integers
+from recd_plugins.planning.together import together
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["BatchesOfRanks", "gathered"]
+__all__ = ["BatchesOfRanks", "counted_alike", "gathered"]
 
 FEW = 8
 """The most ranks whose batches one process reads to stand for all of them."""
@@ -44,6 +46,19 @@ class BatchesOfRanks:
         """The batches of each rank that is read."""
         for rank in self._ranks:
             yield self._read(rank, self._world_size)
+
+
+def counted_alike(tally: Tally, group: ProcessGroup) -> bool:
+    """Whether all of several ranks have the same counts, as where they read the same batches."""
+    if group.size() == 1:
+        return False
+    digest = hashlib.blake2b(digest_size=7)  # whose number, and its negative, fit into 64 bits
+    for counter in tally.counters.values():
+        counts, numbers = counter.state()
+        digest.update(np.array([*counts.shape, *numbers]).tobytes() + counts.tobytes())
+    number = int.from_bytes(digest.digest(), "little")
+    greatest = together(group, lambda: number)
+    return greatest == -together(group, lambda: -number) and tally.samples > 0
 
 
 def gathered(tally: Tally, group: ProcessGroup) -> Tally:

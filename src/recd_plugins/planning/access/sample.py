@@ -13,7 +13,7 @@ import numpy as np
 from recd_plugins.planning.access.access_profile import Counted, Tally
 from recd_plugins.planning.access.distribution import Floats
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered
+from recd_plugins.planning.access.ranks import BatchesOfRanks, counted_alike, gathered
 from recd_plugins.planning.together import together
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def count_sample(
             counted = count()
         else:
             counted = together(group, count)
+            if not whole.batches:
+                whole.alike = counted_alike(part, group)
             part = gathered(part, group)
         whole.merge(part)
         if most is not None or not counted or (group is None and rounds.are_over):
