@@ -250,7 +250,7 @@ def unused() -> list[list[str]]:
     """The warnings of a plan without batches, of sharders without a plan, of a plan that was not
     passed on, and of slots that the trainer leaves alone."""
     cpu = torch.device("cpu")
-    batch = next(visits(0))
+    batch = next(visits(dist.get_rank()))
 
     def trained_without_sharders() -> None:
         stack = rp.load({**REGISTRY, "callbacks": [{"use": "mixed_precision"}]})
@@ -619,7 +619,8 @@ def used() -> list[list[str]]:
     evaluation, on batches of its own, before a trainer makes the loader that it trains on."""
     cpu, group = torch.device("cpu"), dist.GroupMember.WORLD
     assert group is not None
-    batch, other = next(visits(0)), next(visits(1))
+    rank = dist.get_rank()
+    batch, other = next(visits(rank)), next(visits(1 - rank))
 
     def train(stack: rp.Stack, model: nn.Module, *, moved: bool = False) -> None:
         plan = stack.plan(model, batches=[other] * 4)
