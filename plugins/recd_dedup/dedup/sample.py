@@ -52,36 +52,36 @@ class SampledBatches:
         self.features = tuple(features)
         self.repeats = BatchRepeats(features)
         """l(f), d(f), S, DedupeLen and DedupeFactor."""
-        self._parts: dict[str, list[Lists]] = {name: [] for name in features}
+        lists_of: dict[str, list[Lists]] = {name: [] for name in features}
         numbers: list[I64] = []
         changes = np.zeros((len(features), len(features)), np.int64)
         for rows in parts:
             own = np.zeros(len(rows), np.int64) if rows.batches is None else rows.batches
             numbers.append(own + self.repeats.batches)
-            changes += self._add(rows)
+            changes += self._add(rows, lists_of)
         self._batch = np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
         """[N] the number of each row's batch."""
-        self._codes = {name: _joined_codes(lists) for name, lists in self._parts.items()}
+        self._codes = {name: _joined_codes(lists) for name, lists in lists_of.items()}
         """[N] by feature: equal if lists of a batch are equal."""
-        self._lengths = {name: _joined_lengths(lists) for name, lists in self._parts.items()}
+        self._lengths = {name: _joined_lengths(lists) for name, lists in lists_of.items()}
         self._groups: dict[tuple[str, ...], _GroupCounts] = {}
         self._codes_of_groups: dict[tuple[str, ...], Tensor] = {}
         """The codes of groups that another feature was to join."""
         self._at = {name: index for index, name in enumerate(features)}
         self._agreement = agreement(changes)
-        del self._parts
         self.alone = {name: self._alone(name) for name in features}
         """Each feature's DedupeFactor if it is deduplicated by itself, measured."""
 
-    def _add(self, rows: SessionRows) -> NDArray[np.int64]:
-        """[F, F] how often both features change from one sample of a session to the next."""
+    def _add(self, rows: SessionRows, lists_of: dict[str, list[Lists]]) -> NDArray[np.int64]:
+        """Note the lists of each feature; [F, F] how often both features change from one sample of
+        a session to the next."""
         order, follows = rows.order, rows.follows
         changed: list[NDArray[np.bool_]] = []
 
         def note(name: str, lists: Lists) -> None:
             codes = lists.codes[order]
             changed.append((codes[1:] != codes[:-1])[follows])
-            self._parts[name].append(lists)
+            lists_of[name].append(lists)
 
         self.repeats.add(rows, note)
         shape = len(changed), int(follows.sum())

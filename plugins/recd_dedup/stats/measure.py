@@ -33,8 +33,6 @@ in stretches."""
 BLOCK_SHARE = 8
 """The share of memory for a block is an 8th: a block is held about three times, and Arrow keeps
 memory that it once had."""
-
-
 FOLDER = "measuring-"
 """What the names of a measurement's folders begin with."""
 

@@ -42,6 +42,8 @@ SOCKET = "/pymp-12345678/listener-12345678"
 """As multiprocessing names them in the temporary folder."""
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders for sockets where that one's name is too long, as a job's on a cluster may be."""
+_MADE: dict[int, str] = {}
+"""The folder for sockets that a process made, which processes forked from it do not own."""
 
 
 def fork_server(*preload: str) -> ForkServerContext:
@@ -108,10 +110,6 @@ def folder_made_here() -> str:
         return ""
     _MADE[os.getpid()] = folder
     return folder
-
-
-_MADE: dict[int, str] = {}
-"""The folder that a process made, which processes forked from it do not own."""
 
 
 def remove_folder_made_here() -> None:
