@@ -25,7 +25,8 @@ def check_dense_alike(model: nn.Module, dense: torch.optim.Optimizer, device: to
     named = dict(_plain(model, dense))
     if not named or dist.get_world_size() == 1:
         return
-    ours = torch.tensor([_numbers_of(one) for one in named.values()], dtype=torch.double)
+    shares = torch.randn(PART, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    ours = torch.tensor([_numbers_of(one, shares) for one in named.values()], dtype=torch.double)
     least, most = ours.to(device, copy=True), ours.to(device, copy=True)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -47,9 +48,8 @@ def _plain(model: nn.Module, dense: torch.optim.Optimizer) -> Iterator[tuple[str
             yield name, one.detach()
 
 
-def _numbers_of(parameter: Tensor) -> tuple[float, float]:
-    """Two numbers that other values would change: a sum of random shares, and the norm."""
-    shares = torch.randn(PART, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+def _numbers_of(parameter: Tensor, shares: Tensor) -> tuple[float, float]:
+    """Two numbers that other values would change: a sum by random `shares`, and the norm."""
     total = squares = 0.0
     for part in parameter.reshape(-1).split(PART):
         numbers = part.cpu().double()
