@@ -31,12 +31,13 @@ from recd_dsi.service.fetching import LANES
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import Request
 from recd_dsi.service.loader import ServiceLoader
-from recd_dsi.service.maker import AHEAD, Maker, _Announced
+from recd_dsi.service.maker import AHEAD, EARLY_BATCHES, Maker, _Announced
 from recd_dsi.service.members import MOST_INTERVAL, SILENCE, Members
 from recd_dsi.service.process_fleets import end_workers
 from recd_dsi.service.shared_memory import SharedReader, WrittenOver
 from recd_dsi.service.worker import Worker, WorkerOptions
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.dataset import Split
 from recd_plugins.data.read_seconds import HandedOver
 from recd_plugins.data.wired_batch import batch_to_record
 from recd_plugins.errors import CapabilityError
@@ -324,6 +325,55 @@ def test_a_worker_reads_its_next_turns_behind_this_one(tables: Path) -> None:
     assert there == [*chain.from_iterable(range(*turn) for turn in turns)]
     assert maker.openings == 1
     maker.close()
+
+
+def test_what_the_next_epoch_begins_with_is_made_before_and_makes_room_first(
+    tables: Path,
+) -> None:
+    loader = loader_of(tables)
+    batch = next(iter(stack_of(tables, {"use": "local"}).loader(0, 1)))
+    size, job = size_of(batch_to_record(batch)), Gated(batch, length=100)
+    buffer = Buffer(40 * size, None)
+    maker = Maker(buffer)
+    first = Request(job=loader.job, consumer=0, epoch=0, batch=0, stop=1, client="one")
+    last = replace(first, ahead=((0, 3),), afterwards=((10, 20), (30, 80)))
+    job.gate.release(200)
+    maker.announce(job, last)
+    until(lambda: maker.made == 3 + EARLY_BATCHES)
+    early = [number for number in range(100) if Key(*last.stream[:2], 1, number) in buffer]
+    assert early == [*range(10, 20), *range(30, 30 + EARLY_BATCHES - 10)]
+    assert buffer.wanted_bytes == 3 * size  # all else waits for nobody yet
+    other = replace(first, client="other", epoch=5, ahead=((0, 30),))
+    maker.announce(job, other)
+    until(lambda: maker.made == 3 + EARLY_BATCHES + 30)
+    assert buffer.wanted_bytes == 33 * size
+    maker.announce(job, replace(first, epoch=1, batch=10, stop=11, ahead=((10, 12),)))
+    maker.announce(job, last)  # of another client, while the next epoch is under way
+    assert [(who, stream[2]) for who, stream in maker._announced] == [
+        ("other", 5),
+        ("one", 1),
+        ("one", 0),
+    ]
+    maker.close()
+
+
+@pytest.mark.parametrize(("split", "early"), [("train", EARLY_BATCHES), ("test", 0)])
+def test_workers_know_the_next_epoch_of_a_training_before_it_begins(
+    tables: Path, split: Split, early: int
+) -> None:
+    loader = stack_of(tables, {"use": "service", "workers": 1}).loader(0, 1, split)
+    local = stack_of(tables, {"use": "local", "streams": 1}).loader(0, 1, split)
+    most = sum(1 for _ in loader) + early
+    (remote,) = loader.fleet().remotes()
+
+    def made() -> int:
+        return remote.caller.act("about", {}, 60.0)["made"]
+
+    until(lambda: made() >= most)
+    assert made() == most
+    assert sum(1 for _ in local) == len(loader)
+    for ours, theirs in zip(loader, local, strict=True):
+        assert_same_batch(ours, theirs)
 
 
 def test_what_was_made_for_a_client_that_asks_no_more_makes_room_first(

@@ -72,12 +72,14 @@ class Fetching:
         first: int,
         *,
         turns: Turns,
+        afterwards: Turns | None = None,
         fleet: Fleet,
         options: FetchingOptions,
     ) -> None:
         self._job, self._consumer, self._epoch = job, consumer, epoch
         self._turns, self._fleet, self._options = turns, fleet, options
         self._ranges = turns.ranges()
+        self._afterwards = [] if afterwards is None else afterwards.ranges()
         self._length = self._ranges[-1][1] if self._ranges else 0
         self._client = uuid.uuid4().hex
         self._lock = threading.Lock()
@@ -385,8 +387,13 @@ class Fetching:
             wired = remote.address in self._apart or run.start in self._over
         ahead = [(min(asked, default=run.start), stop)]
         workers = max(1, len(self._fleet.remotes()))
-        later = range(turn + 1, min(turn + 1 + 4 * workers, len(self._ranges)))
+        soon = 4 * workers
+        later = range(turn + 1, min(turn + 1 + soon, len(self._ranges)))
         ahead += [self._ranges[one] for one in later if self._of_turn(one) is remote]
+        afterwards: list[tuple[int, int]] = []
+        if run.stop == ahead[-1][1]:  # nothing else of this epoch is asked for
+            begins = enumerate(self._afterwards[:soon])
+            afterwards = [one for turn, one in begins if self._of_turn(turn) is remote]
         return Request(
             job=self._job,
             consumer=self._consumer,
@@ -397,6 +404,7 @@ class Fetching:
             awaited=run.start == self._next,
             shared=self._options.shared_bytes > 0 and not wired,
             ahead=tuple(ahead[:MOST_RANGES]),
+            afterwards=tuple(afterwards[:MOST_RANGES]),
         )
 
     def _deliver(self, run: range, found: Sequence[tuple[Batch, int]], remote: Remote) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -132,9 +132,12 @@ class Request(Config):
     """Whether bodies may come through shared memory (`SharedRing`)."""
     ahead: tuple[tuple[int, ...], ...] = ()
     """Ranges [first, stop) of positions, in the order in which they will be asked for."""
+    afterwards: tuple[tuple[int, ...], ...] = ()
+    """Ranges of the next epoch, once nothing else of this one will be asked for."""
 
     def __post_init__(self) -> None:
-        numbers = [self.epoch, self.batch, *(n for one in self.ahead for n in one)]
+        announced = (*self.ahead, *self.afterwards)
+        numbers = [self.epoch, self.batch, *(n for one in announced for n in one)]
         if not (0 <= self.consumer < self.job.consumers and min(numbers) >= 0):
             raise DataError(
                 f"a request is for consumer {self.consumer} of {self.job.consumers} and position "
@@ -145,12 +148,13 @@ class Request(Config):
                 f"a request is for batches {self.batch} to {self.stop}, but must be for one to "
                 f"{MOST_BATCHES} of them. {ONE_VERSION}"
             )
-        if max(numbers) > MOST or len(self.ahead) > MOST_RANGES or len(self.client) > 64:
+        ranges = max(len(self.ahead), len(self.afterwards))
+        if max(numbers) > MOST or ranges > MOST_RANGES or len(self.client) > 64:
             raise DataError(
                 f"a request has a position above {MOST}, more than {MOST_RANGES} ranges, or a "
                 f"client of more than 64 letters. {ONE_VERSION}"
             )
-        if any(len(one) != 2 or one[0] > one[1] for one in self.ahead):
+        if any(len(one) != 2 or one[0] > one[1] for one in announced):
             raise DataError(
                 f"a request announces positions that are not ranges [first, stop). {ONE_VERSION}"
             )
@@ -159,6 +163,22 @@ class Request(Config):
     def stream(self) -> tuple[str, int, int]:
         """Job, consumer and epoch; positions within a stream differ only in the batch."""
         return self.job.digest, self.consumer, self.epoch
+
+    @property
+    def of_next_epoch(self) -> Request | None:
+        """What the client will announce as the next epoch begins, if it is known."""
+        if not self.afterwards:
+            return None
+        first = self.afterwards[0][0]
+        return replace(
+            self,
+            epoch=self.epoch + 1,
+            batch=first,
+            stop=first + 1,
+            awaited=False,
+            ahead=self.afterwards,
+            afterwards=(),
+        )
 
     def to_bytes(self) -> bytes:
         """The request as JSON."""

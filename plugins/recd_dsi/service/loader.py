@@ -149,12 +149,15 @@ class ServiceLoader:
         for too long."""
         order, first = self._local.source.order, self._batch
         turns = Turns(order, epoch, self._stream, self._workers)
+        trains = self.job.split == "train"  # a test's next epoch may be long in coming
+        afterwards = Turns(order, epoch + 1, self._stream, self._workers) if trains else None
         fetching = Fetching(
             self.job,
             self._rank,
             epoch,
             first,
             turns=turns,
+            afterwards=afterwards,
             fleet=self.fleet(),
             options=self._options,
         )

@@ -9,8 +9,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from itertools import chain, takewhile
+from dataclasses import dataclass, replace
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +47,9 @@ trainer already has of the request."""
 AHEAD = 256
 """After this many batches in a row that are already there, a worker looks no further ahead;
 otherwise, each request would make it look through a whole epoch."""
+EARLY, EARLY_BATCHES = "an epoch that has not begun", 32
+"""In place of a client, whoever will begin the next epoch; and how many of its batches are made
+before that, which make room first."""
 ENDS = "the worker ends: ask another one."
 PASSED = MOST_BATCHES
 """How many earlier batches may be made on the way to a batch, rather than reading a window anew: a
@@ -75,12 +78,14 @@ class Maker:
         """Note the batches that a client asks for, and those that it will ask for."""
         with self._change:
             self._announced.pop((request.client, request.stream), None)
+            self._announced.pop((EARLY, request.stream), None)
             latest = self._announced[request.client, request.stream] = _Announced(job, request)
             latest.key(self._buffer)  # what is there now counts as made, even if it goes soon
             for one in [*self._announced.values()]:
                 if one.at >= latest.at - STALE and len(self._announced) <= STREAMS:
                     break
                 self._forget(one.request)
+            self._announce_early(job, request.of_next_epoch)
             self._change.notify_all()
 
     def batches(self, job: OpenJob, request: Request, first: int) -> list[pa.RecordBatch]:
@@ -119,6 +124,12 @@ class Maker:
             self._demands.clear()
             self._change.notify_all()
 
+    def _announce_early(self, job: OpenJob, request: Request | None) -> None:
+        """Note what an epoch begins with, unless somebody has asked for that already."""
+        if request is not None and all(at != request.stream for _, at in self._announced):
+            early = _Announced(job, replace(request, client=EARLY), most=EARLY_BATCHES)
+            self._announced[EARLY, request.stream] = early
+
     def _forget(self, request: Request) -> None:
         """Make nothing more ahead for a client."""
         del self._announced[request.client, request.stream]
@@ -153,7 +164,7 @@ class Maker:
                 if record is None:
                     self._make(key, job, request)
                 else:
-                    self._give(key, record)
+                    self._give(key, record, request)
             except RecdError as error:
                 self._report(error, key, request, demanded)
             except Exception as error:
@@ -183,11 +194,11 @@ class Maker:
                     if what.request.stream != request.stream
                 )
 
-    def _give(self, key: Key, record: pa.RecordBatch) -> None:
+    def _give(self, key: Key, record: pa.RecordBatch, request: Request) -> None:
         """Keep a batch, for whoever waits for it or will ask for it."""
         with self._change:
             waiting = self._demands.pop(key, None)
-        self._buffer.put(key, record, wanted=waiting is None)
+        self._buffer.put(key, record, wanted=waiting is None and request.client != EARLY)
         if waiting is not None:
             waiting.made.set_result(record)
 
@@ -220,7 +231,7 @@ class Maker:
             record = batch_to_record(batch)
             # Count it first, so that whoever gets the batch finds it counted.
             self.made, self.rows = self.made + 1, self.rows + len(batch)
-            self._give(key._replace(batch=number), record)
+            self._give(key._replace(batch=number), record, request)
             if number == key.batch:
                 if cursor.ended:
                     self._cursors.pop(place, None)
@@ -303,10 +314,10 @@ class _Demand:
 class _Announced:
     """The batches that a client will ask for, from the first that is not made yet."""
 
-    def __init__(self, job: OpenJob, request: Request) -> None:
+    def __init__(self, job: OpenJob, request: Request, most: int | None = None) -> None:
         self.job, self.request, self.at = job, request, time.monotonic()
         ranges = (range(first, min(stop, job.length)) for first, stop in request.ahead)
-        self._positions = chain.from_iterable(ranges)
+        self._positions = islice(chain.from_iterable(ranges), most)
         self._next = next(self._positions, None)
         self._there = 0
         """How many batches in a row, up to that one, are already there."""
