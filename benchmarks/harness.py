@@ -133,11 +133,13 @@ def alternate(
     *,
     of: str,
     seconds: float = math.inf,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Round]]:
     """Run all sides `rounds` times, in turn, in reverse order in every other round.
 
     A first round warms up and does not count. A side that has been measured for `seconds` is left
-    out of later rounds. `of` names the figure to whoever waits for it.
+    out of later rounds. `before` is called before each turn of a side, and not measured. `of` names
+    the figure to whoever waits for it.
     """
     measured: dict[str, list[Round]] = {name: [] for name in sides}
     names = list(sides)
@@ -147,6 +149,7 @@ def alternate(
             for name in names:
                 if sum(one.wall for one in measured[name]) >= seconds:
                     continue
+                before()
                 gc.collect()
                 wall, cpu = time.perf_counter(), time.process_time()
                 result = sides[name]()

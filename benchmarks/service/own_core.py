@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import Figure, alternate, spread
-from benchmarks.service.processes import cores, on_cores, worker_of
+from benchmarks.service.processes import begin_anew, cores, on_cores, worker_of
 from benchmarks.service.rates import ONE, ROWS_TARGETS, WAYS, rows_of
 from benchmarks.service.registries import KINDS, LOCAL, service, stack_of
 from recd_dsi.service.process_fleets import end_workers
@@ -41,7 +41,8 @@ def own_core(folder: Path, rounds: int, *, samples: int, batch_size: int) -> Ite
             "local": partial(_epoch, local, {here: first}),
             "service": partial(_epoch, ours, {here: second, worker: first}),
         }
-        measured = alternate(sides, rounds, of=f"one worker on a core of its own, {kind} batches")
+        of = f"one worker on a core of its own, {kind} batches"
+        measured = alternate(sides, rounds, of=of, before=partial(begin_anew, ours))
         end_workers()
         pairs = zip(measured["local"], measured["service"], strict=True)
         speedups = [one.wall / mine.wall for one, mine in pairs]

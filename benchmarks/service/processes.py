@@ -11,7 +11,10 @@ from pathlib import Path
 
 from recd_dsi.service.loader import ServiceLoader
 
-__all__ = ["cores", "on_cores", "processor_seconds", "worker_of"]
+__all__ = ["begin_anew", "cores", "on_cores", "processor_seconds", "worker_of"]
+
+LOOK, IDLE = 0.05, 0.002
+"""A process rests if it takes less than `IDLE` of processor time in `LOOK` seconds."""
 
 
 def cores() -> list[int]:
@@ -34,6 +37,19 @@ def worker_of(loader: ServiceLoader) -> int:
     (pid,) = backend.pids
     assert pid is not None
     return pid
+
+
+def begin_anew(*loaders: ServiceLoader) -> None:
+    """Loaders of one worker go on with an epoch of which it has not been told, once it has made
+    what it was told of: so a measured epoch has all of its own work."""
+    for loader in loaders:
+        state = loader.state_dict()
+        loader.load_state_dict({**state, "epoch": state["epoch"] + 1, "batches": 0})
+    worker = worker_of(loaders[0])
+    began = -IDLE
+    while (now := processor_seconds(worker)) - began >= IDLE:
+        began = now
+        time.sleep(LOOK)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness import Figure, Limit, alternate, spread
 from benchmarks.limits import decoding
 from benchmarks.service.plain import copied, packed, plain_flight
-from benchmarks.service.processes import cores, processor_seconds, worker_of
+from benchmarks.service.processes import begin_anew, cores, processor_seconds, worker_of
 from benchmarks.service.registries import KINDS, LOCAL, SEQUENCES, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.maker import TOGETHER
@@ -74,7 +74,8 @@ def _one_worker(
             "packing": packed(batches),
             "decoding": decoding(table, columns),
         }
-        measured = alternate(sides, rounds, of=f"one worker, {kind} batches{size}")
+        of = f"one worker, {kind} batches{size}"
+        measured = alternate(sides, rounds, of=of, before=partial(_begin_all_anew, ours.values()))
     end_workers()
 
     def cpu(side: str) -> float:
@@ -167,6 +168,7 @@ def second_job(folder: Path, rounds: int, *, samples: int, batch_size: int) -> F
     first, second = map(service, stacks)
     speedups = []
     for number in range(rounds + 1):
+        begin_anew(first, second)
         measured = _in_turn(_epoch(first), _epoch(second))
         if number:
             speedups.append(measured)
@@ -239,6 +241,11 @@ def rows_of(loader: Iterable[Batch]) -> int:
             if features is not None:
                 features.values().sum()
     return rows
+
+
+def _begin_all_anew(loaders: Iterable[ServiceLoader]) -> None:
+    for loader in loaders:
+        begin_anew(loader)
 
 
 def _taken(loader: ServiceLoader) -> Taken:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.harness import Figure, alternate, spread
+from benchmarks.service.processes import begin_anew
 from benchmarks.service.rates import ONE, rows_of
 from benchmarks.service.registries import MODULO, service, stack_of
 from recd_dsi.service.loader import ServiceLoader
@@ -42,7 +44,8 @@ def beside_ray_data(folder: Path, rounds: int, *, samples: int, batch_size: int)
     loader, table = service(stack), stack.prepare().train
     assert_it_resumes(loader, service(stack))
     sides = {"ours": lambda: rows_of(loader), "Ray Data": _epochs(table, batch_size)}
-    measured = alternate(sides, rounds, of="beside Ray Data")
+    before = partial(begin_anew, loader)
+    measured = alternate(sides, rounds, of="beside Ray Data", before=before)
     end_workers()
     ray.shutdown()  # so that what is measured next has nothing beside it
     pairs = list(zip(measured["ours"], measured["Ray Data"], strict=True))

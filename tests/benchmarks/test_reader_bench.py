@@ -27,6 +27,9 @@ def measure(quick):
     assert [one.result for one in measured["a"]] == [4, 5, 8]  # the first round warmed up
     (left,) = alternate({"slow": str}, rounds=3, of="slow figure", seconds=1e-9).values()
     assert len(left) == 1  # it has had its time
+    turns = []
+    alternate({"b": lambda: turns.append("b")}, 1, of="toy", before=lambda: turns.append("a"))
+    assert turns == list("abab")
     assert all(os.environ[name] == value for name, value in ALLOCATOR.items())
     return Report(
         figures=[

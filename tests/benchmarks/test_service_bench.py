@@ -14,11 +14,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from benchmarks.harness import NOT_MEASURED, Report, conditions_of, print_table
 from benchmarks.service.disturbed import stall
 from benchmarks.service.own_core import missing_cores, own_core
-from benchmarks.service.processes import cores
-from benchmarks.service.rates import one_worker, second_job, wire
+from benchmarks.service.processes import begin_anew, cores
+from benchmarks.service.rates import ONE, one_worker, rows_of, second_job, wire
 from benchmarks.service.ray_data import Hashed
-from benchmarks.service.registries import MODULO
+from benchmarks.service.registries import MODULO, service, stack_of
 from benchmarks.service.stalls import stalls
+from recd_dsi.service.maker import EARLY_BATCHES
 from recd_dsi.service.process_fleets import end_workers
 from recd_dsi.transforms import SigridHash
 
@@ -59,6 +60,24 @@ def test_rates_and_bytes_have_both_sides(folder: Path) -> None:
     assert (waits.target, waits.at_most) == (0.01, True)
     assert waits.value >= 0  # workers may have been ahead at each step
     assert (waits.baseline or 0.0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_measured_epoch_has_all_of_its_own_work(folder: Path) -> None:
+    loader = service(stack_of(folder, "KJT", ONE, **SIZES))
+
+    def made() -> int:
+        (remote,) = loader.fleet().remotes()
+        return remote.caller.act("about", {}, 60.0)["made"]
+
+    rows_of(loader)
+    begin_anew(loader)
+    before = made()
+    rows_of(loader)
+    begin_anew(loader)
+    assert made() - before == len(loader) + min(EARLY_BATCHES, len(loader))
+    end_workers()
 
 
 @pytest.mark.slow
