@@ -40,8 +40,8 @@ def worker_of(loader: ServiceLoader) -> int:
 
 
 def begin_anew(*loaders: ServiceLoader) -> None:
-    """Loaders of one worker go on with an epoch of which it has not been told, once it has made
-    what it was told of: so a measured epoch has all of its own work."""
+    """Loaders of one worker go on with an epoch that they have not announced to it, once it
+    has made what they did announce: so a measured epoch has all of its own work."""
     for loader in loaders:
         state = loader.state_dict()
         loader.load_state_dict({**state, "epoch": state["epoch"] + 1, "batches": 0})

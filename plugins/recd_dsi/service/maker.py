@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -47,9 +47,10 @@ trainer already has of the request."""
 AHEAD = 256
 """After this many batches in a row that are already there, a worker looks no further ahead;
 otherwise, each request would make it look through a whole epoch."""
-EARLY, EARLY_BATCHES = "an epoch that has not begun", 32
-"""In place of a client, whoever will begin the next epoch; and how many of its batches are made
-before that, which make room first."""
+EARLY_BATCHES = 32
+"""How many batches of an epoch are made before it begins; they make room first."""
+REST = 0.02
+"""Seconds without a request after which a worker has time for an epoch that has not begun."""
 ENDS = "the worker ends: ask another one."
 PASSED = MOST_BATCHES
 """How many earlier batches may be made on the way to a batch, rather than reading a window anew: a
@@ -68,6 +69,10 @@ class Maker:
         self._demands: OrderedDict[Key, _Demand] = OrderedDict()
         self._announced: OrderedDict[tuple[str, Stream], _Announced] = OrderedDict()
         """By client and stream, what the latest request announced."""
+        self._early: OrderedDict[Stream, _Announced] = OrderedDict()
+        """The first batches of epochs that have not begun."""
+        self._asked = 0.0
+        """When the latest request was answered."""
         self._cursors: OrderedDict[tuple[Stream, int], _Cursor] = OrderedDict()
         self._closed = False
         self.made = self.rows = self.served = self.openings = 0
@@ -78,7 +83,7 @@ class Maker:
         """Note the batches that a client asks for, and those that it will ask for."""
         with self._change:
             self._announced.pop((request.client, request.stream), None)
-            self._announced.pop((EARLY, request.stream), None)
+            self._early.pop(request.stream, None)
             latest = self._announced[request.client, request.stream] = _Announced(job, request)
             latest.key(self._buffer)  # what is there now counts as made, even if it goes soon
             for one in [*self._announced.values()]:
@@ -109,6 +114,7 @@ class Maker:
             found.append(record)
         with self._change:
             self.served += len(found)
+            self._asked = time.monotonic()
             announced = self._announced.get((request.client, request.stream))
             if announced is not None:
                 announced.handed.update(range(first, first + len(found)))
@@ -125,10 +131,12 @@ class Maker:
             self._change.notify_all()
 
     def _announce_early(self, job: OpenJob, request: Request | None) -> None:
-        """Note what an epoch begins with, unless somebody has asked for that already."""
-        if request is not None and all(at != request.stream for _, at in self._announced):
-            early = _Announced(job, replace(request, client=EARLY), most=EARLY_BATCHES)
-            self._announced[EARLY, request.stream] = early
+        """Note what an epoch begins with, unless somebody has begun it already."""
+        if request is None or any(stream == request.stream for _, stream in self._announced):
+            return
+        self._early[request.stream] = _Announced(job, request, most=EARLY_BATCHES)
+        if len(self._early) > STREAMS:
+            self._early.popitem(last=False)
 
     def _forget(self, request: Request) -> None:
         """Make nothing more ahead for a client."""
@@ -164,7 +172,7 @@ class Maker:
                 if record is None:
                     self._make(key, job, request)
                 else:
-                    self._give(key, record, request)
+                    self._give(key, record)
             except RecdError as error:
                 self._report(error, key, request, demanded)
             except Exception as error:
@@ -176,7 +184,7 @@ class Maker:
         once the maker is closed."""
         with self._change:
             while (found := self._next()) is None and not self._closed:
-                self._change.wait()
+                self._change.wait(REST if self._early else None)
             return None if found is None else (*found, found[0] in self._demands)
 
     def _report(self, error: RecdError, key: Key, request: Request, demanded: bool) -> None:
@@ -193,18 +201,20 @@ class Maker:
                     for who, what in self._announced.items()
                     if what.request.stream != request.stream
                 )
+                self._early.pop(request.stream, None)
 
-    def _give(self, key: Key, record: pa.RecordBatch, request: Request) -> None:
+    def _give(self, key: Key, record: pa.RecordBatch) -> None:
         """Keep a batch, for whoever waits for it or will ask for it."""
         with self._change:
             waiting = self._demands.pop(key, None)
-        self._buffer.put(key, record, wanted=waiting is None and request.client != EARLY)
+            wanted = waiting is None and key[:3] not in self._early
+        self._buffer.put(key, record, wanted=wanted)
         if waiting is not None:
             waiting.made.set_result(record)
 
     def _next(self) -> tuple[Key, OpenJob, Request] | None:
         """The batch to make next: one that somebody waits for, or, if there is room, one that a
-        client will ask for; None if there is none."""
+        client will ask for, or else one that an epoch will begin with; None if there is none."""
         if self._closed:
             return None
         for key, demand in self._demands.items():
@@ -215,6 +225,16 @@ class Maker:
             ahead = announced.key(self._buffer)
             if ahead is not None:
                 return ahead, announced.job, announced.request
+        return self._next_early()
+
+    def _next_early(self) -> tuple[Key, OpenJob, Request] | None:
+        if time.monotonic() - self._asked < REST:
+            return None
+        for stream, announced in [*self._early.items()]:
+            ahead = announced.key(self._buffer)
+            if ahead is not None:
+                return ahead, announced.job, announced.request
+            del self._early[stream]
         return None
 
     def _make(self, key: Key, job: OpenJob, request: Request) -> None:
@@ -231,7 +251,7 @@ class Maker:
             record = batch_to_record(batch)
             # Count it first, so that whoever gets the batch finds it counted.
             self.made, self.rows = self.made + 1, self.rows + len(batch)
-            self._give(key._replace(batch=number), record, request)
+            self._give(key._replace(batch=number), record)
             if number == key.batch:
                 if cursor.ended:
                     self._cursors.pop(place, None)
