@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,13 +64,13 @@ class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]])
         """The rows of each feature's ids, feature by feature."""
         features = iter(self._tiers.features)
         groups = self._update.batch.groups
-        joined = []
+        joined: list[Tensor] = []
         for number, group in enumerate(groups):
             own = [next(features).name for _ in group.segments.lengths]
-            rows = _joined_rows(
+            rows = _JoinRows.apply(
                 rows_from_home(home, own, group),
                 self._tiers.anchor,
-                _Sources.of(group),
+                group,
                 GroupUpdate(self._update, number),
             )
             joined.append(rows)
@@ -96,87 +95,61 @@ def rows_from_home(
     return group.home_ids.result.back(torch.cat(parts) if len(parts) > 1 else parts[0])
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """The sources of the rows of a group's ids."""
-
-    group: RoutedGroup
-    missed_inverse: Tensor | None
-    """[n] int64: which of the rows from home each id that missed has; by default its own."""
-    replicated: Tensor | None
-    """[H, D]: the rows of the tier `replicated` on this rank, or copies of those of its ids alone,
-    as they were looked up."""
-    positions: Tensor | None
-    """[n] int64: which of them each id of the tier has; by default its own."""
-    per_node: Tensor | None
-    """[u, D]: the rows that this rank asked of its node."""
-    per_node_inverse: Tensor | None
-    """[m] int64: which of the u each id of the tier `per_node` has."""
-
-    @classmethod
-    def of(cls, group: RoutedGroup) -> _Sources:
-        replicated, positions = group.replicated_source
-        return cls(
-            group=group,
-            missed_inverse=group.home_ids.result.inverse,
-            replicated=replicated,
-            positions=positions,
-            per_node=None if group.node_rows is None else group.node_rows.wait(),
-            per_node_inverse=None if group.asked is None else group.asked.inverse,
-        )
-
-
 class _JoinRows(Function):
+    """Puts the rows of a group's ids in the order of the ids: [N, D].
+
+    Backward, which the anchor brings here on every rank, yields the gradient of `home` [u, D] to
+    TorchRec, and hands that of the replicas to the update.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
         home: Tensor,
         anchor: Tensor,
-        sources: _Sources,
+        group: RoutedGroup,
         update: GroupUpdate,
     ) -> Tensor:
-        ctx.sources, ctx.update, ctx.home_shape = sources, update, home.shape
-        routed = sources.group.routed
-        hits = routed.replicated
-        parts = [(routed.missed, home, sources.missed_inverse)]
-        if sources.replicated is not None:
-            parts.append((hits.at, sources.replicated, sources.positions))
-        if sources.per_node is not None:
-            parts.append((routed.per_node.at, sources.per_node, sources.per_node_inverse))
-        count = sum(len(at) for at, _, _ in parts)
-        for at, rows, which in parts:
+        ctx.group, ctx.update, ctx.num_home = group, update, len(home)
+        sources = list(_sources(group, home))
+        count = sum(len(at) for at, _, _ in sources)
+        for at, rows, which in sources:
             if len(at) == count:
                 chosen = _chosen(rows, which)
                 return chosen.to(home.dtype, copy=chosen is home)
         joined = home.new_empty(count, home.shape[1])
-        for at, rows, which in parts:
+        for at, rows, which in sources:
             _put(joined, at, rows, which)
         return joined
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        sources: _Sources = ctx.sources
-        routed = sources.group.routed
+        group: RoutedGroup = ctx.group
+        routed, asked = group.routed, group.asked
         gradient = ctx.update.clipped(gradient)
         per_node = None
-        if sources.per_node is not None:
-            per_node = _summed(
-                gradient, routed.per_node.at, sources.per_node_inverse, len(sources.per_node)
-            ).float()
-        addresses = sources.group.addresses
+        if asked is not None:
+            per_node = _summed(gradient, routed.per_node.at, asked.inverse, len(asked.ids)).float()
+        addresses = group.addresses
         # Where all ids are in the tier, each has the gradient of its own number.
         at = None if len(addresses) == len(gradient) else routed.replicated.at
         ctx.update.accumulate(ReplicaGradients(Entries(addresses, gradient.float(), at), per_node))
-        home = _summed(gradient, routed.missed, sources.missed_inverse, ctx.home_shape[0])
+        home = _summed(gradient, routed.missed, group.home_ids.result.inverse, ctx.num_home)
         return home, None, None, None
 
 
-def _joined_rows(home: Tensor, anchor: Tensor, sources: _Sources, update: GroupUpdate) -> Tensor:
-    """[N, D], in the order of the ids. Backward, which the `anchor` brings here on every rank,
-    yields the gradient of `home` [u, D] to TorchRec, and hands that of the replicas to the
-    update."""
-    rows: Tensor = _JoinRows.apply(home, anchor, sources, update)
-    return rows
+def _sources(group: RoutedGroup, home: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """The sources of the rows of a group's ids: which ids have theirs there, [n]; the rows; and
+    which of the rows each of these ids has, [n], by default its own. `home` are the rows that came
+    from home for this rank."""
+    routed = group.routed
+    yield routed.missed, home, group.home_ids.result.inverse
+    replicated, which = group.replicated_source
+    if replicated is not None:
+        yield routed.replicated.at, replicated, which
+    if group.asked is not None:
+        assert group.node_rows is not None
+        yield routed.per_node.at, group.node_rows.wait(), group.asked.inverse
 
 
 def _chosen(rows: Tensor, which: Tensor | None) -> Tensor:
