@@ -50,6 +50,37 @@ def test_both_ways_find_the_same_chunks(
         ]
 
 
+def test_the_example_of_chunks() -> None:
+    """That of the docstring: a share has 8 rows."""
+    rank_0, rank_1 = bits([4], [0, 2, 6]), bits([1, 4, 7], [])
+    touched = Touched(
+        mine=rank_0,
+        by_rank=torch.stack([rank_0[0], rank_1[0]]),
+        by_node=torch.stack([(rank_0 | rank_1)[0], bits([5])[0]]),
+        anywhere=bits([1, 4, 5, 7], [0, 2, 6]),
+    )
+    chunks = Chunks(touched, own_share=0, width=2)
+    rows = [[chunks.rows(number, share).tolist() for share in (0, 1)] for number in (0, 1)]
+    assert rows == [[[1, 4], [0, 2]], [[5, 7], [6]]]
+    assert [chunks.sends(number) for number in (0, 1)] == [[1, 2], [0, 1]]
+    counts, which = chunks.receives(0, chunks.rows(0))
+    assert (counts, which.tolist()) == ([1, 2], [1, 0, 1])
+    counts, which = chunks.receives(1, chunks.rows(1))
+    assert (counts, which.tolist()) == ([0, 1], [1])
+    of_share_1 = 8
+    addresses = torch.tensor([of_share_1 + 2, 4, of_share_1, 4, of_share_1 + 6])
+    parts = chunks.entries(Entries(addresses, torch.ones(5, 4)))
+    assert [part.targets.tolist() for part in parts] == [[2, 0, 1, 0], [0]]
+
+
+def bits(*rows: list[int]) -> Tensor:
+    """The marks of rows of each share."""
+    marks = torch.zeros(len(rows), 8, dtype=torch.bool)
+    for share, some in zip(marks, rows, strict=True):
+        share[some] = True
+    return marks
+
+
 def pieces(rows: Tensor, width: int, count: int) -> list[Tensor]:
     """So many pieces of `width` rows, the last ones of fewer or none."""
     return [rows[number * width : (number + 1) * width] for number in range(count)]

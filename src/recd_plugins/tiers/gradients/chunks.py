@@ -30,6 +30,17 @@ class Chunks:
     Chunk j has, of each share, `width` of the rows that any rank touched, from the j · `width`-th.
     A rank has gradients for some of them. Its peers know for which by the bits that they exchanged,
     so neither ids nor counts travel with the gradients.
+
+    An example of two ranks of a node, as rank 0 sees it, whose share is 0; by a `width` of 2. Row 5
+    was touched in another node.
+
+        rows of             share 0    share 1
+        any rank touched    1 4 5 7    0 2 6
+        rank 0 touched      4          0 2 6
+        rank 1 touched      1 4 7
+
+        chunk 0             1 4        0 2        sends [1, 2], receives [1, 2]: of 4; of 1 and 4
+        chunk 1             5 7        6          sends [0, 1], receives [0, 1]: of 7
     """
 
     def __init__(self, touched: Touched, own_share: int, width: int) -> None:
@@ -37,38 +48,36 @@ class Chunks:
         self._touched = touched
         self._own_share = own_share
         self._width = width
-        found = _chunks_on_device if touched.mine.is_cuda else _chunks
-        self._longest, self._edges, self._rows, self._mine_before, self._theirs_before = found(
-            touched, own_share, width
-        )
-        self.count = len(self._theirs_before[0]) - 1
+        find = _chunks_on_device if touched.mine.is_cuda else _chunks
+        self._found = find(touched, own_share, width)
+        self.count = len(self._found.theirs_before[0]) - 1
 
     @property
     def most(self) -> int:
         """Rows that a chunk has at most, of all shares."""
-        return len(self._touched.anywhere) * min(self._width, self._longest)
+        return len(self._touched.anywhere) * min(self._width, self._found.longest)
 
     def rows(self, number: int, share: int | None = None) -> Tensor:
         """[n] int64, ascending: the rows of a chunk in one share, by default in this rank's own."""
         share = self._own_share if share is None else share
         first, last = number * self._width, (number + 1) * self._width
-        if self._rows is None:
-            first, last = self._edges[share, number : number + 2].tolist()
+        if self._found.rows is None:
+            first, last = self._found.edges[share, number : number + 2].tolist()
             bits = self._touched.anywhere.numpy()[share, first:last]
             return torch.from_numpy(np.flatnonzero(bits) + first)
-        rows = self._rows[share][first:last]
+        rows = self._found.rows[share][first:last]
         return rows if isinstance(rows, Tensor) else torch.from_numpy(rows.astype(np.int64))
 
     def sends(self, number: int) -> list[int]:
         """[S]: how many gradients of a chunk this rank has for each share."""
-        return [before[number + 1] - before[number] for before in self._mine_before]
+        return [before[number + 1] - before[number] for before in self._found.mine_before]
 
     def receives(self, number: int, rows: Tensor) -> tuple[list[int], Tensor]:
         """Of a chunk that has these `rows` in this rank's share: the number of gradients that each
         rank of the node has for it; and, rank by rank, which of the rows each of these r gradients
         is of, [r] int64."""
         touched = self._touched.by_rank[:, rows]
-        counts = [before[number + 1] - before[number] for before in self._theirs_before]
+        counts = [before[number + 1] - before[number] for before in self._found.theirs_before]
         return counts, touched.nonzero()[:, 1]
 
     def entries(self, gradients: Entries) -> Iterator[Entries]:
@@ -81,10 +90,11 @@ class Chunks:
             yield from self._cut(self._ranked(gradients).sorted())
             return
         targets, mine = gradients.targets.contiguous().numpy(), self._touched.mine.numpy()
-        edges = self._edges
+        edges = self._found.edges
         for number, which in enumerate(gradients.of_parts(edges)):
-            places = _places(targets, which, mine, edges[:, number], edges[:, number + 1])
-            yield gradients.picked(which, torch.from_numpy(places))
+            first, last = edges[:, number], edges[:, number + 1]
+            own = _targets_in_chunk(targets, which, mine, first, last)
+            yield gradients.picked(which, torch.from_numpy(own))
 
     def _ranked(self, gradients: Entries) -> Entries:
         """The entries, with targets that count all rows which this rank touched; a chunk has a run
@@ -94,10 +104,10 @@ class Chunks:
 
     def _cut(self, ranked: Entries) -> Iterator[Entries]:
         """The entries of each chunk, of all entries `_ranked` and sorted."""
-        starts = accumulate((before[-1] for before in self._mine_before), initial=0)
+        starts = accumulate((before[-1] for before in self._found.mine_before), initial=0)
         firsts = [
             [start + count for count in before]
-            for start, before in zip(starts, self._mine_before, strict=False)
+            for start, before in zip(starts, self._found.mine_before, strict=False)
         ]
         cuts = ranked.begins(firsts)
         for number in range(self.count):
@@ -110,28 +120,28 @@ class Chunks:
 
 
 @kernel
-def _places(
+def _targets_in_chunk(
     targets: npt.NDArray[Any], which: npt.NDArray[Any], mine: Bools, firsts: I64, lasts: I64
 ) -> Any:
-    """[k] int32: for the entries `which` of a chunk, the places of their targets among the rows of
-    the chunk that this rank touched, share by share; -1 for a row that it did not touch. The chunk
-    has the rows `firsts` to `lasts` of each share."""
+    """[k] int32: the targets of the entries `which` of a chunk, as they count the rows of it that
+    this rank touched, share by share; -1 for a row that it did not touch. The chunk has the rows
+    `firsts` to `lasts` of each share."""
     size = np.uint64(mine.shape[1])
-    places = np.full((lasts - firsts).sum(), -1, np.int32)
+    numbers = np.full((lasts - firsts).sum(), -1, np.int32)
     begins = np.zeros(len(mine), np.int64)
-    at = place = 0
+    at = number = 0
     for share in range(len(mine)):
         begins[share] = at - firsts[share]
         for row in range(firsts[share], lasts[share]):
             if mine[share, row]:
-                places[at] = place
-                place += 1
+                numbers[at] = number
+                number += 1
             at += 1
     found = np.empty(len(which), np.int32)
     for i in range(len(which)):
         target = np.uint64(targets[np.uintp(which[i])])
         owner = target // size
-        found[i] = places[begins[owner] + np.int64(target - owner * size)]
+        found[i] = numbers[begins[owner] + np.int64(target - owner * size)]
     return found
 
 
