@@ -87,12 +87,7 @@ class Tiers:
         self._dense = [name for name, weight in own if weight.requires_grad]
         """The parameters of tables that the trainer's dense optimizer steps."""
         self._chunk_rows = chunk_rows
-        self._keys: list[str] | None = None
-        """The keys of the latest KJT."""
-        self._order: list[int] = []
-        """The index of each of the `features` among these keys."""
-        self._order_tensor = torch.empty(0, dtype=torch.int32)
-        """The same on the KJT's device."""
+        self._input = _InputIds(self.features, nodes.world.size)
         self._newest = Replicas(self._groups, plan, nodes)
         """The replicas that new batches are routed by."""
         self._version = plan.version
@@ -100,7 +95,6 @@ class Tiers:
         """The replicas that have the rows, or had them last."""
         self._updates = Updates()
         self._deferred: list[DeferredExchange] = []
-        self._reported_no_row = False
         self._reported_read = False
         self.met_hot = False
         """Whether any batch was a hot one."""
@@ -119,7 +113,7 @@ class Tiers:
         """
         hot = mark_of(features) == self._version
         self.met_hot |= hot
-        arranged = self._by_table_feature(features)
+        arranged = self._input.arranged(features)
         lengths, given = arranged.length_per_key(), arranged.values()
         ids, groups = self._routed(given, lengths, hot=hot)
         bag_lengths, weights = arranged.lengths(), arranged.weights_or_none()
@@ -141,25 +135,6 @@ class Tiers:
             check_hot(batch, self.features)
         return batch
 
-    def _by_table_feature(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The KJT with a key for each feature of each table, in their order."""
-        if features.variable_stride_per_key():
-            raise CapabilityError(
-                "tiers: the KJT's keys differ in batch size (variable batch per feature), which "
-                "replicas do not support. Pass the unique samples of an IKJT, or a plain KJT."
-            )
-        keys = features.keys()
-        if keys != self._keys:
-            self._order = [_index_among(keys, one) for one in self.features]
-            self._keys = list(keys)
-            # Made once: TorchRec would copy it to the device for each batch, and wait.
-            self._order_tensor = torch.tensor(
-                self._order, dtype=torch.int32, device=features.device()
-            )
-        if self._order == list(range(len(keys))):
-            return features
-        return features.permute(self._order, self._order_tensor)
-
     def _routed(
         self, given: Tensor, lengths: Sequence[int], *, hot: bool
     ) -> tuple[Tensor, list[RoutedGroup]]:
@@ -169,7 +144,7 @@ class Tiers:
         group_ids = list(self._group_ids(lengths))
         routed = [one.route(ids) for one in group_ids]
         if any(found.outside for found in routed):
-            ids = self._looked_up(given, group_ids)
+            ids = self._input.looked_up(given, group_ids)
             routed = [one.route(ids) for one in group_ids]
         groups = [
             RoutedGroup.of(one, ids, found, self.nodes, hot=hot)
@@ -184,44 +159,6 @@ class Tiers:
             own = tuple(lengths[first : first + len(one.group.features)])
             yield GroupIds(one, start, first, Segments(own, one.group.table_of_feature))
             first, start = first + len(own), start + sum(own)
-
-    def _looked_up(self, given: Tensor, group_ids: Sequence[GroupIds]) -> Tensor:
-        """A copy of the ids [N] int64, in which those of no row are replaced by the rows that
-        TorchRec looks up for them. Such ids are rare, so only batches that have some are searched
-        for them twice."""
-        ids = given.to(torch.int64, copy=True)
-        bits, world_size = 8 * given.element_size(), self.nodes.world.size
-        for one in group_ids:
-            group, start = one.replicas.group, one.start
-            check = bounds_check_of(group.optimizer)
-            if check not in (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE):
-                continue  # TorchRec refuses such an id, or does not look
-            for feature, length, table in zip(
-                group.features, one.segments.lengths, one.segments.tables, strict=True
-            ):
-                own, num_rows = ids[start : start + length], group.num_rows[table]
-                rows = rows_looked_up(own, num_rows, world_size, bits=bits)
-                if check is BoundsCheckMode.WARNING and not self._reported_no_row:
-                    self._report_no_row(feature, num_rows, own, rows)
-                own.copy_(rows)
-                start += length
-        return ids
-
-    def _report_no_row(
-        self, feature: TableFeature, num_rows: int, ids: Tensor, rows: Tensor
-    ) -> None:
-        """Warn once of an id of no row, as fbgemm does for its tables."""
-        changed = (ids != rows).nonzero()
-        if len(changed):
-            first = changed[0, 0]
-            warnings.warn(
-                f"table {feature.table!r} has {so_many(num_rows, 'row')}, but feature "
-                f"{feature.feature!r} has the id {int(ids[first])}. Row {int(rows[first])} is "
-                "looked up instead, as TorchRec does. Map the ids into the table, or give it more "
-                "rows.",
-                stacklevel=2,
-            )
-            self._reported_no_row = True
 
     def begin_requests(self, batch: RoutedBatch) -> list[GroupRequest]:
         """Begin each group's request, in their order."""
@@ -373,6 +310,80 @@ class Tiers:
         """
         self._newest = Replicas(self._groups, plan, self.nodes)
         self._version = plan.version
+
+
+class _InputIds:
+    """The ids that batches come with, as tiers look them up: in the order of the tables' features,
+    and with a row in place of each id that is of none."""
+
+    def __init__(self, features: Sequence[TableFeature], world_size: int) -> None:
+        """`features` are those of all the collection's tables, in the order of the tiers."""
+        self._features = features
+        self._world_size = world_size
+        self._keys: list[str] | None = None
+        """The keys of the latest KJT."""
+        self._order: list[int] = []
+        """The index of each of the features among these keys."""
+        self._order_tensor = torch.empty(0, dtype=torch.int32)
+        """The same on the KJT's device."""
+        self._reported_no_row = False
+
+    def arranged(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The KJT with a key for each feature of each table, in their order."""
+        if features.variable_stride_per_key():
+            raise CapabilityError(
+                "tiers: the KJT's keys differ in batch size (variable batch per feature), which "
+                "replicas do not support. Pass the unique samples of an IKJT, or a plain KJT."
+            )
+        keys = features.keys()
+        if keys != self._keys:
+            self._order = [_index_among(keys, one) for one in self._features]
+            self._keys = list(keys)
+            # Made once: TorchRec would copy it to the device for each batch, and wait.
+            self._order_tensor = torch.tensor(
+                self._order, dtype=torch.int32, device=features.device()
+            )
+        if self._order == list(range(len(keys))):
+            return features
+        return features.permute(self._order, self._order_tensor)
+
+    def looked_up(self, given: Tensor, group_ids: Sequence[GroupIds]) -> Tensor:
+        """A copy of the ids [N] int64, in which those of no row are replaced by the rows that
+        TorchRec looks up for them. Such ids are rare, so only batches that have some are searched
+        for them twice."""
+        ids = given.to(torch.int64, copy=True)
+        bits = 8 * given.element_size()
+        for one in group_ids:
+            group, start = one.replicas.group, one.start
+            check = bounds_check_of(group.optimizer)
+            if check not in (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE):
+                continue  # TorchRec refuses such an id, or does not look
+            for feature, length, table in zip(
+                group.features, one.segments.lengths, one.segments.tables, strict=True
+            ):
+                own, num_rows = ids[start : start + length], group.num_rows[table]
+                rows = rows_looked_up(own, num_rows, self._world_size, bits=bits)
+                if check is BoundsCheckMode.WARNING and not self._reported_no_row:
+                    self._report_no_row(feature, num_rows, own, rows)
+                own.copy_(rows)
+                start += length
+        return ids
+
+    def _report_no_row(
+        self, feature: TableFeature, num_rows: int, ids: Tensor, rows: Tensor
+    ) -> None:
+        """Warn once of an id of no row, as fbgemm does for its tables."""
+        changed = (ids != rows).nonzero()
+        if len(changed):
+            first = changed[0, 0]
+            warnings.warn(
+                f"table {feature.table!r} has {so_many(num_rows, 'row')}, but feature "
+                f"{feature.feature!r} has the id {int(ids[first])}. Row {int(rows[first])} is "
+                "looked up instead, as TorchRec does. Map the ids into the table, or give it more "
+                "rows.",
+                stacklevel=2,
+            )
+            self._reported_no_row = True
 
 
 def _index_among(keys: list[str], feature: TableFeature) -> int:
