@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from recd_plugins.errors import listed
 from recd_plugins.notices import Missed, Notice, Otherwise
+from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.sharders import fused_in_words
 
 if TYPE_CHECKING:
-    from torchrec.distributed.types import ParameterSharding, ShardingPlan
+    from torchrec.distributed.types import ShardingPlan
 
 __all__ = ["DATA_PARALLEL", "UNSAID_BATCH", "BesidePlain", "sharding_types"]
 
@@ -133,11 +134,7 @@ class BesidePlain:
 
 def sharding_types(plan: ShardingPlan) -> dict[str, str]:
     """The sharding type of each table."""
-    return {
-        name: how.sharding_type
-        for tables in plan.plan.values()
-        for name, how in cast("Mapping[str, ParameterSharding]", tables).items()
-    }
+    return {name: how.sharding_type for _, name, how in planned_tables(plan)}
 
 
 def _dense(table: str) -> str:

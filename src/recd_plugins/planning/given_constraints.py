@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.sharders import sharded_modules
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ __all__ = [
     "check_known",
     "check_offered",
     "not_kept",
-    "tables_of",
     "with_given",
 ]
 
@@ -110,29 +110,21 @@ def with_given(
 
 def carry_given(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -> None:
     """Have tables that were not placed by TorchRec's planner train as the trainer says."""
-    for module in plan.plan.values():
-        tables: Any = module
-        for name in given.keys() & tables.keys():
+    for _, name, sharding in planned_tables(plan):
+        if name in given:
             for one in CARRIED:
-                setattr(tables[name], one, getattr(given[name], one))
-
-
-def tables_of(plan: ShardingPlan) -> set[str]:
-    """The names of all tables that a plan has."""
-    modules: Any = plan.plan.values()
-    return {name for module in modules for name in module}
+                setattr(sharding, one, getattr(given[name], one))
 
 
 def not_kept(plan: ShardingPlan, given: Mapping[str, ParameterConstraints]) -> list[str]:
     """The tables that a plan places in ways that the trainer does not allow, each with its sharding
     type and kernel."""
     found = []
-    for module in plan.plan.values():
-        tables: Any = module
-        for name in given.keys() & tables.keys():
-            how, wanted = tables[name], given[name]
-            kinds, kernels = wanted.sharding_types, wanted.compute_kernels
-            kept = how.sharding_type in (kinds or [how.sharding_type])
-            if not kept or how.compute_kernel not in (kernels or [how.compute_kernel]):
-                found.append(f"{name} ({how.sharding_type}, {how.compute_kernel})")
+    for _, name, how in planned_tables(plan):
+        if name not in given:
+            continue
+        kinds, kernels = given[name].sharding_types, given[name].compute_kernels
+        kept = how.sharding_type in (kinds or [how.sharding_type])
+        if not kept or how.compute_kernel not in (kernels or [how.compute_kernel]):
+            found.append(f"{name} ({how.sharding_type}, {how.compute_kernel})")
     return sorted(found)

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.launch.environment import ranks_of_a_node
+from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.topology import Topology
 
 if TYPE_CHECKING:
@@ -48,14 +49,13 @@ def on_machines(plan: ShardingPlan, world_size: int) -> None:
     if (here := _ranks_of_machine(world_size)) is None:
         return
     devices = min(here, torch.cuda.device_count() or here)
-    for tables in plan.plan.values():
-        every: Any = tables
-        for sharding in every.values():
-            shards = [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
-            for index, shard in enumerate(shards):
-                rank, kind = shard.placement.rank(), shard.placement.device().type
-                there = placement(kind, rank, devices)
-                shards[index] = dataclasses.replace(shard, placement=there)
+    for _, _, sharding in planned_tables(plan):
+        spec: Any = sharding.sharding_spec
+        shards = [] if spec is None else spec.shards
+        for index, shard in enumerate(shards):
+            rank, kind = shard.placement.rank(), shard.placement.device().type
+            there = placement(kind, rank, devices)
+            shards[index] = dataclasses.replace(shard, placement=there)
 
 
 def _ranks_of_machine(world_size: int) -> int | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recd_plugins.errors import PluginError, listed, nearest, shown, so_many
 from recd_plugins.planning.embedding_collections import embedding_collections, has_sequences
+from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.sharders import sharded_modules
 
 if TYPE_CHECKING:
@@ -126,12 +127,7 @@ def _unless_alike(mine: Mapping[str, str], group: ProcessGroup) -> list[Mapping[
 
 def dense_tables(plan: ShardingPlan) -> list[str]:
     """The tables whose rows are parameters like any other, which the dense optimizer steps."""
-    return [
-        name
-        for tables in plan.plan.values()
-        for name, place in cast("Mapping[str, Any]", tables).items()
-        if _is_dense(place)
-    ]
+    return [name for _, name, place in planned_tables(plan) if _is_dense(place)]
 
 
 def _is_dense(place: Any) -> bool:
@@ -146,17 +142,14 @@ def _kind(place: Any) -> str:
 def _in_words(plan: ShardingPlan) -> dict[str, str]:
     """Where each table is, in the same words on every rank."""
     found = {}
-    for path, tables in plan.plan.items():
-        for name, place in cast("Mapping[str, Any]", tables).items():
-            words = [_kind(place)]
-            if place.sharding_type != "data_parallel":
-                shards = getattr(place.sharding_spec, "shards", ())
-                on = place.ranks or [
-                    one.placement.rank() if one.placement else None for one in shards
-                ]
-                sizes = [(*one.shard_offsets, *one.shard_sizes) for one in shards]
-                words += [f"on {listed(on, len(on), kind='rank')}", f"in {sizes}"]
-            found[f"{path}.{name}"] = " ".join(words)
+    for path, name, place in planned_tables(plan):
+        words = [_kind(place)]
+        if place.sharding_type != "data_parallel":
+            shards = getattr(place.sharding_spec, "shards", ())
+            on = place.ranks or [one.placement.rank() if one.placement else None for one in shards]
+            sizes = [(*one.shard_offsets, *one.shard_sizes) for one in shards]
+            words += [f"on {listed(on, len(on), kind='rank')}", f"in {sizes}"]
+        found[f"{path}.{name}"] = " ".join(words)
     return found
 
 

@@ -10,12 +10,13 @@ from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.errors import CapabilityError, check_made, listed, so_many
 from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
-from recd_plugins.planning.given_constraints import not_kept, tables_of
+from recd_plugins.planning.given_constraints import not_kept
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
 from recd_plugins.planning.machines import neighbours, on_machines
 from recd_plugins.planning.memory_held import bytes_held, most_on_a_device
 from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
+from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.sharders import fused_by_table, left_whole
 from recd_plugins.planning.table_sizes import TableSizes
@@ -163,7 +164,8 @@ def compare_with_trainer(
     ask."""
     choice, sharders = planning.choice, planning.sharders()
     usage.not_kept(choice, not_kept(plan, constraints))
-    if planned := tables_of(plan):  # of a model without tables the planner has said so
+    planned = {name for _, name, _ in planned_tables(plan)}
+    if planned:  # of a model without tables the planner has said so
         usage.of_no_table(sorted(constraints.keys() - planned), planned)
         if planned == {*dense_tables(plan)}:
             usage.optimizer_of_no_table()

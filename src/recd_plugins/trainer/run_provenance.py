@@ -17,6 +17,7 @@ from recd_plugins.compat.versions import installed_versions
 from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.planner_bases import Tiered
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ def _plan(stack: Stack, job: Job) -> dict[str, Any]:
             "kernel": sharding.compute_kernel,
             "ranks": sharding.ranks,
         }
-        for module in job.plan.plan.values()
-        for table, sharding in module.items()
+        for _, table, sharding in planned_tables(job.plan)
     }
     return {
         "plan": stack.explain(),
