@@ -23,7 +23,7 @@ LENGTH_BYTES = 4
 
 
 def travelling(rows: RowDistribution, bags: float, first: int = 0) -> float:
-    """c: the chance that a bag has any of the rows from rank `first` on. It is counted where whole
+    """c: the chance that a bag has any row after the `first` hottest. It is counted where whole
     bags were counted; otherwise 1 - prod(1 - q / f), as if rows were drawn independently."""
     within = rows.bags_within(first)
     if within is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["bytes_held", "most_on_a_device"]
 
 WITH_GRADIENT = 2
-"""How often a table is there that every rank has whole: with its gradient, of the same size."""
+"""The memory of a data-parallel table over that of its rows: its gradient is of the same size."""
 
 
 def bytes_held(

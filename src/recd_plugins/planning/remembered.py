@@ -1,6 +1,5 @@
-"""Results that are kept for a while. What takes a planner seconds, or a registry's parts their
-share of that, is needed again and again where registries are compared that differ in other
-things."""
+"""Results that are kept while registries are compared: a planner takes seconds for a plan, and
+registries that differ in other things need the same plan again."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def row_wise_cost(
     coalesce: Coalesce = "none",
     pooled: int = 0,
 ) -> Cost:
-    """`Prices.row_wise` of the rows from rank `first` on (0 is the hottest); by rank [U], where
-    ranks differ.
+    """`Prices.row_wise` of the rows after the `first` hottest ones; by rank [U], where ranks
+    differ.
 
     A rank that serves l times its share has l times the rows_accessed, a2a_global and a2a_cross,
     2 (l - 1) s r more of local and (l - 1) s r of dynamic_memory; and of a2a_intra, what the ranks
@@ -59,8 +59,8 @@ def row_wise_cost(
 
 
 def touched_by_rank(prices: Prices, table: SequenceTable, *, first: int = 0) -> Floats:
-    """[U] the rows from rank `first` on that a step looks up, each once, of those that each rank
-    has."""
+    """[U] the rows after the `first` hottest that a step looks up, each once, of those that each
+    rank has."""
     rows, ranks = table.rows, prices.cluster.world_size
     appear = rows.appear(prices.batch_size * ranks)
     touched: Floats = (_kept(rows, first) * appear) @ rows.by_rank(ranks)
@@ -70,12 +70,12 @@ def touched_by_rank(prices: Prices, table: SequenceTable, *, first: int = 0) -> 
 def home_load(
     prices: Prices, table: SequenceTable, *, first: int = 0, coalesce: Coalesce = "none"
 ) -> Floats:
-    """[U] how many times its share each rank serves of the rows from rank `first` on."""
+    """[U] how many times its share each rank serves of the rows after the `first` hottest."""
     rows, ranks = table.rows, prices.cluster.world_size
     each: Floats = (_kept(rows, first) * prices.asked(rows, coalesce)) @ rows.by_rank(ranks)
     return each * ranks / each.sum() if each.sum() > 0 else np.ones(ranks)
 
 
 def _kept(rows: RowDistribution, first: int) -> Any:
-    """[R] the share of each run that is from rank `first` on; 1 for all of them."""
+    """[R] the share of each run that comes after the `first` hottest rows; 1 for all of them."""
     return rows.within(first, rows.num_rows) / rows.counts if first else 1.0

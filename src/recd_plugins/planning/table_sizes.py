@@ -19,7 +19,7 @@ __all__ = ["AS_TORCHREC", "MergedRows", "SequenceTable", "TableSizes", "tier_pla
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTable:
-    """A table, and how its rows are accessed."""
+    """A table, and how its rows are accessed: of sequences, as its name says, or of bags."""
 
     name: str
     rows: RowDistribution

@@ -166,7 +166,7 @@ class RowDistribution:
         return float(np.interp(rows, ends, self.whole_bags))
 
     def part(self, first: int, last: int) -> RowDistribution:
-        """The rows from rank `first` (0 is the hottest) to before rank `last`."""
+        """The rows after the `first` hottest ones, up to the `last` hottest."""
         if not first and last >= self.num_rows and self.whole_bags is None:
             return self
         kept = self.within(first, last)
@@ -181,14 +181,14 @@ class RowDistribution:
         )
 
     def within(self, first: int, last: int) -> Integers:
-        """[R] how many rows of each run are from rank `first` to before rank `last`."""
-        starts, ends = self._places
+        """[R] how many rows of each run are after the `first` hottest, up to the `last` hottest."""
+        starts, ends = self._starts_and_ends
         kept: Integers = np.minimum(ends, last) - np.maximum(starts, first)
         return np.maximum(kept, 0)
 
     @cached_property
-    def _places(self) -> tuple[Integers, Integers]:
-        """[R] the rank of each run's first row, and the rank after its last."""
+    def _starts_and_ends(self) -> tuple[Integers, Integers]:
+        """[R] how many rows are hotter than those of each run, and so many with the run's own."""
         ends = np.cumsum(self.counts)
         return ends - self.counts, ends
 

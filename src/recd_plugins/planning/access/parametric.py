@@ -15,7 +15,7 @@ __all__ = ["exponential", "half_normal", "runs", "uniform", "zipf"]
 SINGLE = 1024
 """The number of hottest rows that are each a run of their own."""
 GROWTH = 1 / 512
-"""The later runs grow with their rank by this share, so that p hardly changes within a run."""
+"""The later runs grow by this share of the hotter rows, so that p hardly changes within a run."""
 
 
 def uniform(num_rows: int, lookups: float) -> RowDistribution:
@@ -24,7 +24,7 @@ def uniform(num_rows: int, lookups: float) -> RowDistribution:
 
 
 def zipf(num_rows: int, lookups: float, exponent: float = 1.0) -> RowDistribution:
-    """p of the row of rank i (from 1) is in proportion to i^-exponent, 0 or more."""
+    """p of the i-th hottest row (from 1) is in proportion to i^-exponent, 0 or more."""
     if not 0 <= exponent < math.inf:
         raise DataError(f"rows: Zipf's exponent is 0 or more, not {exponent}.")
     return _by_density(num_rows, lookups, lambda rank: rank**-exponent)
@@ -59,7 +59,7 @@ def _by_density(
 
 
 def runs(num_rows: int) -> Integers:
-    """The number of rows of each run: one at first, later more with the rank."""
+    """The number of rows of each run: one of the hottest, later more and more."""
     if num_rows < 1:
         raise DataError(f"rows: a table has one row or more, not {num_rows}.")
     single = min(num_rows, SINGLE)
