@@ -53,7 +53,7 @@ class KernelRows:
         left.add(lacking, f"row-wise on {ranks} its kernel would have no row on some")
         return chosen.without(lacking, tables)
 
-    def beside(
+    def choice_beside(
         self,
         own: ShardingPlan,
         chosen: ChosenSizes,

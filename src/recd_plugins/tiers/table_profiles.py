@@ -44,12 +44,12 @@ class TableProfiles:
         self.alike = False
         """Whether all ranks counted the same batches."""
 
-    def known(self, context: Context) -> bool:
+    def can_be_made(self, context: Context) -> bool:
         """Whether a profile is there, or batches that could be counted."""
         given = self._path or context.profile
         return bool(given or self._num_batches == 0 or context.batches)
 
-    def counts(self, context: Context) -> bool:
+    def needs_counts(self, context: Context) -> bool:
         """Whether batches are counted, which all ranks decide alike."""
         given = self._path or context.profile
         return bool(not given and self._num_batches != 0 and context.batches)
@@ -71,11 +71,11 @@ class TableProfiles:
             group=group,
         )
 
-    def forget(self) -> None:
-        """Drop the counts."""
+    def drop_counts(self) -> None:
+        """Drop the counts that no profile was made of."""
         self._tally = None
 
-    def begin(self) -> None:
+    def forget_last(self) -> None:
         """Forget what was found for the last profile."""
         self._no_row, self._counted, self.strange, self.alike = {}, "", (), False
         self.variable = self.weighted = frozenset()
@@ -127,7 +127,7 @@ class TableProfiles:
 
 def _opened(context: Context, group: ProcessGroup | None) -> Iterable[Any]:
     """The batches; where one rank cannot open its own, all ranks end."""
-    assert context.batches is not None  # `counts` asked
+    assert context.batches is not None  # `needs_counts` asked
     found: list[Iterable[Any]] = []
 
     def opened() -> int:

@@ -4,6 +4,21 @@ which rows.
 A policy subclasses `TierPlanner` and fills in `tables` and `choose`; in `hottest_rows` it may also
 decide which rows are hot. In the class, what a policy may say comes first; then a plan, in the
 order in which it is made; then what follows from it: notices, sharders, moves of the replicas.
+
+A plan is made by these methods, those that are indented by the one above them. They leave what they
+find in `found`, `profile`, `report`, `tier_plan` and `mapped`, and notices.
+
+    plan                    each rank counts its batches, and rank 0 proposes for all
+    propose
+      _find_tables          the policy's tables that tiers can stand in front of
+      _proposed
+        _around_saved       the plan around a tier plan of a file, if one is named
+        _by_policy          else: the plan `own` of the planner behind, were there no tiers
+          _make_tier_plan   profiles, and has the policy choose sizes
+            _choice         what the policy chooses, checked
+            _take_choice    the tier plan of it, unless `own` is faster and nobody forces tiers
+        _beside_or_own      the planner behind plans again, beside the tables with sizes; but `own`
+                            it is where that is faster, or where replicas leave no room
 """
 
 from __future__ import annotations
@@ -229,7 +244,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
         self._find_tables(model)
-        if self.found and not self.plan_path and self._profiles.counts(self.context):
+        if self.found and not self.plan_path and self._profiles.needs_counts(self.context):
             self._profiles.count(self.context, self.found, group)
         try:
             plan, self.tier_plan, self.mapped = from_rank_0(
@@ -241,7 +256,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 ),
             )
         finally:
-            self._profiles.forget()
+            self._profiles.drop_counts()
         self._cluster = None
         if group.rank() != 0:
             self.explanation = "Planned on rank 0, which knows why."
@@ -353,7 +368,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def _nothing_to_plan(self, model: nn.Module) -> Unused | None:
         """Why no table could get replicas, if that is so."""
         if self.found:
-            known = self._profiles.known(self.context)
+            known = self._profiles.can_be_made(self.context)
             return None if known else self._left.no_batches(self.options_in)
         every, chosen = model_tables(model), self.tables(model)
         if not every:
@@ -366,7 +381,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """Why the tier plan of the policy is what it is, in words; and the plan of the planner
         behind, were there no tiers."""
         own = asked.homes.own_plan(self.others)
-        self._profiles.begin()
+        self._profiles.forget_last()
         if asked.homes.lacking is None:  # else another plan is made, by the room that there is
             self._leave_data_parallel(own)
         if self.found:
@@ -457,7 +472,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
         rows = self._kernel_rows(asked)
         chosen = rows.choice_with_rows(chosen, tables, self.found, self._left)
-        return rows.beside(own, chosen, tables, self._left, self.options_in)
+        return rows.choice_beside(own, chosen, tables, self._left, self.options_in)
 
     def _take_choice(
         self, asked: _AskedPlan, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
