@@ -25,10 +25,11 @@ from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError, so_many
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection
-from recd_plugins.tiers.collections.row_bags import TierRowBagCollection, is_coalesced
+from recd_plugins.tiers.collections.row_bags import TierRowBagCollection
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.tables import is_coalesced
 from recd_plugins.tiers.tiers import Tiers
 
 __all__ = ["TierCluster", "TierSharder", "tier_sharders", "why_no_tiers"]

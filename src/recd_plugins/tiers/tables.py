@@ -33,6 +33,7 @@ __all__ = [
     "arrange",
     "check_rounding",
     "check_rows",
+    "is_coalesced",
 ]
 
 
@@ -262,3 +263,9 @@ def check_rows(group: TableGroup, plan: TierPlan) -> None:
                     f"tier plan of table {name!r} names row {rows.max()}, but the table has "
                     f"{num_rows}. Plan again for this model."
                 )
+
+
+def is_coalesced(plan: TierPlan, table: str) -> bool:
+    """Whether the plan has ids of the table coalesced; rows of a pooled one then travel, and not
+    sums."""
+    return table in plan.tables and plan.tables[table].coalesce != "none"

@@ -32,6 +32,7 @@ from recd_plugins.tiers.collections.home_sums import PackedBags, SumsAwaitable
 from recd_plugins.tiers.collections.tiered_module import TierContext, TieredModule
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.routed_batch import RoutedBatch
+from recd_plugins.tiers.tables import is_coalesced
 from recd_plugins.tiers.tiers import Tiers
 
 __all__ = ["TierBagContext", "TierEmbeddingBagCollection", "summed_in_parts"]
@@ -69,7 +70,7 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
         super().__init__(module, dict(parameters), env, **options)
         configs, shardings = module.embedding_bag_configs(), self.module_sharding_plan
         for config in configs:
-            if config.name in plan.tables and plan.tables[config.name].coalesce != "none":
+            if is_coalesced(plan, config.name):
                 raise RegistryError(
                     f"tier plan of table {config.name!r}: coalesce is "
                     f"{plan.tables[config.name].coalesce}, but the table is pooled, so sums travel "

@@ -32,9 +32,10 @@ from recd_plugins.tiers.collections.pooled_rows import PooledRows, RowBagsAwaita
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection, TierSequenceContext
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.tables import is_coalesced
 from recd_plugins.tiers.tiers import Tiers
 
-__all__ = ["TierRowBagCollection", "is_coalesced"]
+__all__ = ["TierRowBagCollection"]
 
 
 class TierRowBagCollection(ShardedParts):
@@ -202,7 +203,3 @@ def _keys(configs: Sequence[EmbeddingBagConfig]) -> list[dict[str, str]]:
         dict(zip(config.feature_names, names, strict=True))
         for config, names in zip(configs, get_embedding_names_by_table([*configs]), strict=True)
     ]
-
-
-def is_coalesced(plan: TierPlan, table: str) -> bool:
-    return table in plan.tables and plan.tables[table].coalesce != "none"
