@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from recd_plugins.report.sources import read_sources
 from recd_plugins.stack import Stack, load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
-from recd_plugins.trainer.measure.forecasts import Facts
+from recd_plugins.trainer.measure.forecasts import Facts, coverage_of_saved_plan
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 
@@ -237,8 +236,6 @@ def test_a_saved_plan_whose_rows_are_no_longer_hot_is_named(
 def test_a_tier_of_a_saved_plan_is_held_against_the_rows_that_are_left(
     replicated: int, per_node: int, hot: float, warm: float, named: list[bool]
 ) -> None:
-    stack = load({"plugins": ["recd_flexshard"], "sharding": {"use": "flexshard", "plan": "p"}})
-    planner: Any = stack.planner()
     rows = np.arange(2000)
     table = TablePlan(
         table="t",
@@ -246,9 +243,7 @@ def test_a_tier_of_a_saved_plan_is_held_against_the_rows_that_are_left(
         per_node=rows[replicated : replicated + per_node],
         coalesce="rank",
     )
-    planner.tier_plan = TierPlan(tables={"t": table}, n_nodes=1, ranks_per_node=2)
-    planner.found = {"t": SimpleNamespace(num_rows=2000)}
-    found = list(Facts(stack)._coverage_of_file("t", hot, warm))
+    found = list(coverage_of_saved_plan(table, 2000, hot, warm))
     assert [bool(one.note) for one in found] == named
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.planning.planner_bases import OrdersBatches
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Callback
 from recd_plugins.tiers.tier_planner import TierPlanner
 from recd_plugins.trainer.measure.beside import Beside, lines
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
 
-__all__ = ["ONE_IN", "Facts", "ForecastMeter"]
+__all__ = ["ONE_IN", "Facts", "ForecastMeter", "coverage_of_saved_plan"]
 
 ONE_IN = 8
 """One batch in so many has its lookups counted by tier."""
@@ -44,6 +44,8 @@ class Facts:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._planner = stack.planner()
+        self._of_tiers = self._planner if isinstance(self._planner, TierPlanner) else None
+        """The planner, if it is one of tier plans."""
         self._plan: TierPlan | None = None
         self._tiers: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
         """The rows of each tier, ascending, by table."""
@@ -113,21 +115,21 @@ class Facts:
 
     def _rows(self) -> Mapping[str, Any]:
         """For each table that has replicas, the features whose lookups are counted."""
-        planner = self._planner
-        if not isinstance(planner, TierPlanner) or planner.tier_plan is None:
+        planner, plan = self._of_tiers, self._tier_plan
+        if planner is None or plan is None:
             return {}
-        return {
-            name: planner.found[name].counted
-            for name in planner.tier_plan.tables
-            if name in planner.found
-        }
+        found = planner.found
+        return {name: found[name].counted for name in plan.tables if name in found}
+
+    @property
+    def _tier_plan(self) -> TierPlan | None:
+        return None if self._of_tiers is None else self._of_tiers.tier_plan
 
     def look_at(self, batch: Any, features: FeaturesOf | None = None) -> None:
         """Count a batch's lookups by the tier that serves them."""
-        rows = self._rows()
-        if not rows:
+        rows, plan = self._rows(), self._tier_plan
+        if not rows or plan is None:
             return
-        plan = self._planner.tier_plan  # type: ignore[attr-defined]
         if plan is not self._plan:
             self._plan = plan
             self._tiers = {
@@ -141,8 +143,8 @@ class Facts:
             self._served[name] = self._served.get(name, np.zeros(3)) + np.array([*hits, len(ids)])
 
     def _coverage(self, served: Mapping[str, Any]) -> Iterator[Beside]:
-        planner = self._planner
-        if not isinstance(planner, TierPlanner):
+        planner, plan = self._of_tiers, self._tier_plan
+        if planner is None or plan is None:
             return
         report = planner.report
         for name, (hot, warm, every) in served.items():
@@ -150,7 +152,10 @@ class Facts:
                 continue
             if report is None or name not in report.ledger.tables:
                 if planner.plan_path is not None and not dist.get_rank(self._stack.group):
-                    yield from self._coverage_of_file(name, hot / every, warm / every)
+                    num_rows = planner.found[name].num_rows
+                    yield from coverage_of_saved_plan(
+                        plan.tables[name], num_rows, hot / every, warm / every
+                    )
                 continue
             table = report.ledger.tables[name]
             hits: tuple[tuple[TierName, float], ...] = (("replicated", hot), ("per_node", warm))
@@ -165,42 +170,12 @@ class Facts:
                     interval=table.interval(tier),
                     fact=float(count / every),
                 )
-                yield dataclasses.replace(one, note=self._why_served(one)) if one.parted else one
+                why = self._why_served(one, by_file=planner.profile_path is not None)
+                yield dataclasses.replace(one, note=why) if one.parted else one
 
-    def _coverage_of_file(self, name: str, hot: float, warm: float) -> Iterator[Beside]:
-        """What the tiers of a saved plan serve, which was not forecast for these batches."""
-        planner = self._planner
-        assert isinstance(planner, TierPlanner)
-        assert planner.tier_plan is not None
-        table, num_rows = planner.tier_plan.tables[name], planner.found[name].num_rows
-        left = num_rows, 1.0
-        """The number of rows that no earlier tier has, and their share of the lookups."""
-        for tier, rows, share in (
-            ("replicated", table.replicated, hot),
-            ("per_node", table.per_node, warm),
-        ):
-            if not len(rows):
-                continue
-            others, of = left
-            left = others - len(rows), of - share
-            note = (
-                f"the plan's {len(rows):,} rows in {tier} serve no more lookups than as many other "
-                "rows would, and cost their updates: other rows are hot. Save a plan of batches "
-                "of now (`recd plan --save`), or leave `plan` out"
-            )
-            yield Beside(
-                what=f"{name}: lookups that {tier} serves",
-                unit="share",
-                forecast=None,
-                fact=float(share),
-                # If no other rows are left, these have all lookups, however cold they are.
-                note=note if len(rows) < others and share * others < of * len(rows) else "",
-            )
-
-    def _why_served(self, one: Beside) -> str:
-        planner = self._planner
-        assert isinstance(planner, TierPlanner)
-        if planner.profile_path is not None:
+    def _why_served(self, one: Beside, *, by_file: bool) -> str:
+        """Why a tier serves another share than was forecast, `by_file` from a saved profile."""
+        if by_file:
             return (
                 "the profile is of other batches: profile anew, without it or by recd data profile"
             )
@@ -218,8 +193,8 @@ class Facts:
     def _whole_ledger(self) -> Ledger | None:
         """The ledger, if the plan priced every table, since bytes and times are those of all
         tables; else None."""
-        planner = self._planner
-        if not isinstance(planner, TierPlanner) or planner.report is None:
+        planner = self._of_tiers
+        if planner is None or planner.report is None:
             return None
         ledger = planner.report.ledger
         return ledger if planner.every <= ledger.tables.keys() else None
@@ -288,6 +263,37 @@ class Facts:
             why = "other rows are hot than in the batches that were read first: see the coverage"
             one = dataclasses.replace(one, note=why)
         yield one
+
+
+def coverage_of_saved_plan(
+    table: TablePlan, num_rows: int, hot: float, warm: float
+) -> Iterator[Beside]:
+    """What the tiers of a saved plan serve of a table of so many rows, which was not forecast
+    for these batches: `hot` is the share of lookups of `replicated`, `warm` that of
+    `per_node`."""
+    left = num_rows, 1.0
+    """The number of rows that no earlier tier has, and their share of the lookups."""
+    for tier, rows, share in (
+        ("replicated", table.replicated, hot),
+        ("per_node", table.per_node, warm),
+    ):
+        if not len(rows):
+            continue
+        others, of = left
+        left = others - len(rows), of - share
+        note = (
+            f"the plan's {len(rows):,} rows in {tier} serve no more lookups than as many other "
+            "rows would, and cost their updates: other rows are hot. Save a plan of batches "
+            "of now (`recd plan --save`), or leave `plan` out"
+        )
+        yield Beside(
+            what=f"{table.table}: lookups that {tier} serves",
+            unit="share",
+            forecast=None,
+            fact=float(share),
+            # If no other rows are left, these have all lookups, however cold they are.
+            note=note if len(rows) < others and share * others < of * len(rows) else "",
+        )
 
 
 def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
