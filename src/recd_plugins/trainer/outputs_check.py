@@ -12,6 +12,9 @@ from recd_plugins.errors import PluginError, shown
 
 __all__ = ["watch_outputs"]
 
+FIX = "Return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)."
+"""What to do about outputs of another kind."""
+
 
 def watch_outputs(model: nn.Module, who: str) -> None:
     """Check what the model's forward returns, in training and in evaluation, before TorchRec and
@@ -41,9 +44,6 @@ def watch_outputs(model: nn.Module, who: str) -> None:
             )
 
     model.register_forward_hook(check)
-
-
-FIX = "Return loss, (loss.detach(), logits.detach(), batch.labels, batch.weights)."
 
 
 def _in_words(outputs: Any) -> str:

@@ -57,6 +57,9 @@ STATES = {
     "X": "has died",
 }
 """What the system says of a process that does not answer."""
+LEAST = (0.02, 1 << 16)
+"""A process works if it computes for this share of a second, or reads and writes so many bytes in
+one. A process that waits does less of both: its threads look around now and then."""
 BUSY = "runs, and keeps Python from running in it"
 DUMP = getattr(signal, "SIGRTMAX", None)
 """The signal by which faulthandler writes a rank's stacks; one that no scheduler sends. None where
@@ -291,11 +294,6 @@ class _Start:
         others = heard is not None and heard - works > self._heard
         self._heard = self._heard if heard is None else heard
         return works or others
-
-
-LEAST = (0.02, 1 << 16)
-"""The share of a second that a process which works computes at least; or the bytes that it reads
-and writes in it. One that waits has threads that look around."""
 
 
 def _work() -> tuple[float, float]:

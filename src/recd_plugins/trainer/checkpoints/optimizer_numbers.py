@@ -31,6 +31,9 @@ __all__ = [
 RATES = ("lr", "initial_lr")
 """The numbers of a group that are rates."""
 
+CALLBACKS = "the callbacks, which may have made it that, are others by now"
+"""Why a rate begins as the registry says, if callbacks may have changed it before."""
+
 RateOf = Literal["before", "registry", "callbacks"]
 """Where the rates of an optimizer begin in a resumed run: at the rates of before; at the registry's
 new rates; or at the registry's rates because the callbacks, which may have changed the rates
@@ -110,9 +113,6 @@ def restore_groups(
         plan = "tables with several rates are in one kernel by this plan"
         why = plan if rates["tables"] == "before" else CALLBACKS
         yield from (_begins("tables", old, now, why) for old, now in before.items())
-
-
-CALLBACKS = "the callbacks, which may have made it that, are others by now"
 
 
 def _restore_dense(
