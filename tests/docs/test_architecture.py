@@ -6,11 +6,14 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 HOST = ROOT / "src/recd_plugins"
 TIERS = HOST / "tiers"
 PAGE = ROOT / "docs/architecture.md"
 PLANNING = HOST / "planning"
+TRAINER = HOST / "trainer"
 MOST_FILES = 14
 
 
@@ -63,3 +66,21 @@ def test_a_plans_way_is_the_same_in_the_page_and_in_the_package() -> None:
     package = {name for step in steps for name in step.split(", ")}
     assert len(package) > 15
     assert sorted(package - page) == []
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        *(TIERS / "collections", TIERS / "gradients"),
+        *(TRAINER, TRAINER / "checkpoints", TRAINER / "measure"),
+    ],
+)
+def test_the_guide_of_a_package_names_its_files(package: Path) -> None:
+    module = ast.parse((package / "__init__.py").read_text())
+    guide = ast.get_docstring(module, clean=False) or ""
+    steps = re.findall(r"^    .* {2}(\w+(?:, \w+)*)$", guide, flags=re.MULTILINE)
+    named = {name for step in steps for name in step.split(", ")}
+    there = {path.stem for path in package.glob("[!_]*.py")}
+    there |= {path.parent.name for path in package.glob("*/__init__.py")}
+    assert sorted(named - there) == []
+    assert sorted(there - named - set(re.findall(r"`(\w+)`", guide))) == []
