@@ -36,7 +36,7 @@ NAVIGATION: dict[str, list[str]] = {
         *("slots", "train", "commands", "messages", "formats", "metrics", "api"),
         *("glossary", "compatibility", "reliability"),
     ],
-    "Explanation": ["architecture", "scale", "limits", "compared"],
+    "Explanation": ["architecture", "tiers", "scale", "limits", "compared"],
 }
 """The parts of the site, by what a reader wants; every page of docs/ is in one of them."""
 WRITTEN = {"messages": "messages_page"}

@@ -1,7 +1,7 @@
 """Replica tiers: copies of hot rows in front of the tables that TorchRec shards.
 
 A batch's way. TorchRec calls a tiered module as it calls its own. The steps below are in the order
-of time, each with its file on the right.
+of time, each with its file on the right. docs/tiers.md has the numbers of one batch.
 
     TorchRec                  tiers
     input_dist                TieredModule.input_dist                         collections
@@ -35,11 +35,12 @@ at home in files. After `Tiers.retier`, batches are routed by other replicas; th
 be computed moves the rows.
 
 Letters of shapes: N ids of a batch or a group, n some of them, u different ones, r those that
-others ask of this rank; F features, B samples, D columns; S shares of a tier, R rows of a share; U
-ranks of the world.
+others ask of this rank; H rows in which hits are looked up; F features, B samples, D columns; S
+shares of a tier, R rows of a share; U ranks of the world.
 
 Names of indices, all int64: `at` and `missed` say which of the ids; `positions` which rows of a
-tier, `addresses` the same share by share; `inverse` which of the different ids or rows each id
-has; `which` any rows of the tensor beside it. The tensors of replicas are the tiers' own: a
-forward reads them, and only a fill, or an update at the end of backward, writes to them.
+tier, `addresses` the same share by share (int32 where that is enough); `inverse` which of the
+different ids or rows each id has; `which` any rows of the tensor beside it. The tensors of replicas
+are the tiers' own: a forward reads them, and only a fill, or an update at the end of backward,
+writes to them.
 """

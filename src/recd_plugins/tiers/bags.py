@@ -34,7 +34,7 @@ class GroupBags:
 
     num_bags: int
     like: Tensor
-    """[0, D]"""
+    """[0, D] of the tables' type, on their device."""
     replicated: Lookups
     replicated_rows: Tensor | None
     """[H, D]: the rows of the tier `replicated` on this rank, or copies of those of its ids alone,

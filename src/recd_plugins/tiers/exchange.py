@@ -89,8 +89,8 @@ class HomeIds(Multistreamable):
     ) -> Collectives[HomeIds]:
         """Coalesce those of a group's `ids` [N] that miss, as they are `routed`.
 
-        Over a node this runs collectives, so every rank of it must call it. No id of a hot batch
-        misses.
+        Over a node this runs collectives, so every rank of it must call it; otherwise the ids are
+        known at once. No id of a hot batch misses.
         """
         if hot:
             inverse = None if group.coalesce == "none" else routed.missed[:0]

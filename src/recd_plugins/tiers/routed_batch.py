@@ -199,8 +199,8 @@ class RoutedGroup(GroupIds, Multistreamable):
     def of(
         cls, own: GroupIds, ids: Tensor, routed: RoutedIds, nodes: Nodes, *, hot: bool = False
     ) -> RoutedGroup:
-        """Route the `own` ids of a group, of the batch's `ids` [N] int64, as they are `routed`;
-        those that miss begin to travel home."""
+        """The `own` ids of a group, which are `routed` already; those of the batch's `ids` [N]
+        int64 that miss begin to travel home."""
         replicas, segments = own.replicas, own.segments
         home_ids = HomeIds.of(replicas.group, ids[own.span], routed, segments, nodes, hot=hot)
         layout = replicas.per_node_layout
@@ -208,13 +208,13 @@ class RoutedGroup(GroupIds, Multistreamable):
         if layout.count and not hot:
             asked = AskedIds.of(routed.per_node.positions, layout)
         return cls(
-            replicas,
-            own.start,
-            own.first_feature,
-            segments,
-            routed,
-            CollectiveSequence(home_ids),
-            asked,
+            replicas=replicas,
+            start=own.start,
+            first_feature=own.first_feature,
+            segments=segments,
+            routed=routed,
+            home_ids=CollectiveSequence(home_ids),
+            asked=asked,
             hot=hot,
         )
 
