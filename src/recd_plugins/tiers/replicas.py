@@ -300,6 +300,9 @@ class TierLayout:
     say) are spread. A share has room for `share_rows` rows, the same on all ranks:
 
         address = share · share_rows + row in the share
+
+    The positions 0, 1, 2, 3 of 3 shares are the rows 0 of the shares 0, 1, 2 and row 1 of share 0:
+    a share has room for 2 rows, and they have the addresses 0, 2, 4, 1.
     """
 
     def __init__(self, count: int, shares: int) -> None:

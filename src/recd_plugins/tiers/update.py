@@ -212,7 +212,7 @@ def _no_gradients(group: RoutedGroup) -> ReplicaGradients:
     """The gradients of an output that no loss depends on."""
     like = group.replicas.group.like.float()
     asked = None if group.asked is None else like.new_zeros(len(group.asked.ids), like.shape[1])
-    return ReplicaGradients(Entries(group.routed.missed[:0], like), asked)
+    return ReplicaGradients(Entries(group.addresses[:0], like), asked)
 
 
 class Updates:
