@@ -127,12 +127,15 @@ class TableProfiles:
 
 def _opened(context: Context, group: ProcessGroup | None) -> Iterable[Any]:
     """The batches; where one rank cannot open its own, all ranks end."""
-    assert context.batches is not None  # `needs_counts` asked
+    batches = context.batches
+    assert batches is not None  # `needs_counts` asked
+    if group is None:
+        return batches()
     found: list[Iterable[Any]] = []
 
-    def opened() -> int:
-        found.append(context.batches())  # type: ignore[misc]
+    def open_here() -> int:
+        found.append(batches())
         return 1
 
-    _ = opened() if group is None else together(group, opened)
+    together(group, open_here)
     return found[0]
