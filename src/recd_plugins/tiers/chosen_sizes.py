@@ -1,4 +1,4 @@
-"""The sizes that a policy chooses, their check, and how tables are left to TorchRec after all."""
+"""What a policy answers, and the check of it: its tables, and the sizes that it chooses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from recd_plugins.errors import PluginError, check_made, nearest, shown
 from recd_plugins.notices import Notice
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
 
-__all__ = ["ChosenSizes", "check_choice"]
+__all__ = ["ChosenSizes", "check_choice", "check_tables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,21 @@ class ChosenSizes:
         ledger = Ledger.of(tables, sizes, self.report.ledger.prices)
         report = dataclasses.replace(self.report, ledger=ledger)
         return dataclasses.replace(self, sizes=sizes, report=report)
+
+
+def check_tables(chosen: object, every: Mapping[str, ModelTable], whose: str) -> None:
+    """`PluginError`, which begins with `whose`, where a policy returned tables that are none of the
+    model's, which are `every` one."""
+    if not isinstance(chosen, Mapping):
+        raise PluginError(
+            f"{whose} a {type(chosen).__name__}, where it must return a mapping from names to some "
+            "of model_tables(model)."
+        )
+    for name, table in chosen.items():
+        of_table = f"{whose} as table {shown(name)}"
+        check_made(table, ModelTable, of_table, "Take those of model_tables(model).")
+        if name not in every:
+            raise PluginError(f"{of_table}, which the model does not have; {nearest(name, every)}")
 
 
 def check_choice(chosen: object, tables: Collection[str], whose: str) -> None:

@@ -34,13 +34,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recd_plugins.errors import (
     CapabilityError,
     DataError,
-    PluginError,
     RecdError,
     called,
-    check_made,
     listed,
-    nearest,
-    shown,
 )
 from recd_plugins.notices import GivesNotices, Notice, Unused
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
@@ -70,7 +66,7 @@ from recd_plugins.planning.replica_factor import replica_factor, replica_passes
 from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.together import from_rank_0
-from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice
+from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice, check_tables
 from recd_plugins.tiers.kernel_rows import KernelRows
 from recd_plugins.tiers.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
 from recd_plugins.tiers.priced_choice import priced_beside, slower_than_own
@@ -125,12 +121,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """All tables of that model, on rank 0."""
         self.fused: Mapping[str, Mapping[str, Any]] = {}
         """The optimizer of each of the model's tables, as TorchRec's `fused_params`."""
+        self._who = f"{self.slot}: {self.name}"
+        """The planner as registry.yaml switches it on, and as messages name it."""
         self.carried = 1.0
         """The share of the bytes of rows, sums and gradients that exchanges carry, by the sharders'
         codecs: `Prices.carried`."""
         self._profiles = TableProfiles(self.options_in, profile, profile_batches)
         self._left = LeftTables(
-            f"{self.slot}: {self.name}",
+            self._who,
             self.kind,
             asked_by=self.asked_by,
             options_in=self.options_in,
@@ -293,19 +291,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.fused = self.context.fused_by_table(model)
         self.carried = self.context.carried(model)
         chosen = self.tables(model)
-        if not isinstance(chosen, Mapping):
-            raise PluginError(
-                f"{self.slot}: {self.name}: its `tables` returned a {type(chosen).__name__}, where "
-                "it must return a mapping from names to some of model_tables(model)."
-            )
         every = model_tables(model)
-        for name, table in chosen.items():
-            of_table = f"{self.slot}: {self.name}: its `tables` returned as table {shown(name)}"
-            check_made(table, ModelTable, of_table, "Take those of model_tables(model).")
-            if name not in every:
-                raise PluginError(
-                    f"{of_table}, which the model does not have; {nearest(name, every)}"
-                )
+        check_tables(chosen, every, f"{self._who}: its `tables` returned")
         self._left.begin(model, chosen, self.fused, sharders_of(self.others))
         if every:  # else a notice of its own says that all are fused
             self._left.add_fused(self._fused_ones(model, every))
@@ -469,7 +456,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The policy's choice, checked, without tables whose kernels would lack rows on a rank."""
         with self._naming_whose():
             chosen = self.choose(asked.model, tables, asked.topology, asked.world_size)
-        check_choice(chosen, tables, f"{self.slot}: {self.name}: its `choose` returned")
+        check_choice(chosen, tables, f"{self._who}: its `choose` returned")
         rows = self._kernel_rows(asked)
         chosen = rows.choice_with_rows(chosen, tables, self.found, self._left)
         return rows.choice_beside(own, chosen, tables, self._left, self.options_in)
@@ -521,7 +508,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         try:
             yield
         except DataError as error:
-            raise DataError(f"{self.slot}: {self.name}: {error}") from error
+            raise DataError(f"{self._who}: {error}") from error
 
     def _beside_or_own(
         self, reason: str, own: ShardingPlan, asked: _AskedPlan
@@ -537,7 +524,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self._leave_all()
         out = in_backticks(self.asked_by)
         cure = f"stack.explain() has the prices; take {out} out where that is right."
-        self._notices.append(Unused(what=f"{self.slot}: {self.name}", why=slower, cure=cure))
+        self._notices.append(Unused(what=self._who, why=slower, cure=cure))
         return f"{reason}\n{slower}", own
 
     def _plan_of_others(self, asked: _AskedPlan) -> ShardingPlan:
@@ -658,7 +645,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """
         if not self._has_planned:
             raise CapabilityError(
-                f"{self.slot}: {self.name}: replicas were to move before there is a plan that has "
+                f"{self._who}: replicas were to move before there is a plan that has "
                 "any. Call `plan = stack.plan(model, ...)`, shard the model by it and by "
                 "stack.sharders(), and move replicas between two of its steps."
             )
@@ -672,7 +659,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         assert self.tier_plan is not None  # `retier` asked
         if not isinstance(batches, Iterable):
             raise DataError(
-                f"{self.slot}: {self.name}: `batches`, by which replicas were to move, is "
+                f"{self._who}: `batches`, by which replicas were to move, is "
                 f"{called(batches)}, where it must be an iterable of batches: `retier([batch], "
                 "group)`."
             )
