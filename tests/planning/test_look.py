@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,6 +290,63 @@ class CountsInPlace(IterableDataset[KeyedJaggedTensor]):
             yield kjt(self.at["place"][0], sum(self.buffer))  # type: ignore[index]
 
 
+class CountsShared(IterableDataset[KeyedJaggedTensor]):
+    """It counts epochs where its workers count, too, and shuffles by their number."""
+
+    def __init__(self, epochs: Any) -> None:
+        self.epochs = epochs
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        if hasattr(self.epochs, "value"):
+            self.epochs.value += 1
+            seed = self.epochs.value
+        else:
+            self.epochs[0] += 1
+            seed = int(self.epochs[0])
+        yield from map(kjt, random.Random(seed).sample(range(99), 9))
+
+
+class ReadsAhead(IterableDataset[KeyedJaggedTensor]):
+    """Its threads live on in what it adds to itself, until its next pass ends them; its epoch lies
+    in memory that other ranks have, too."""
+
+    def __init__(self) -> None:
+        memory = shared_memory.SharedMemory(create=True, size=8)
+        self._at = SharedEpoch(memory)
+        weakref.finalize(self, lambda: (memory.close(), memory.unlink()))
+
+    @property
+    def next_epoch(self) -> int:
+        return self._at.memory.buf[0]
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        self._at.memory.buf[0] = epoch
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        if hasattr(self, "_end"):
+            self._end.set()
+            self._thread.join()
+            if self._failed:
+                raise RuntimeError("a thread failed")
+        self._end, self._failed = threading.Event(), list[bool]()
+        self._order = random.Random(self.next_epoch).sample(range(99), 9)
+        self.next_epoch += 1
+        self._thread = threading.Thread(target=self._read, args=(self._failed,), daemon=True)
+        self._thread.start()
+        yield from map(kjt, self._order)
+
+    def _read(self, failed: list[bool]) -> None:
+        end = self._end
+        while not end.wait(0.001):
+            if not hasattr(self, "_order"):
+                failed.append(True)
+
+
+class SharedEpoch(NamedTuple):
+    memory: shared_memory.SharedMemory
+
+
 def tables(**options: Any) -> RandomRecDataset:
     return RandomRecDataset(
         keys=["item"], batch_size=4, hash_size=1000, ids_per_feature=2, num_dense=1, **options
@@ -428,6 +488,17 @@ LOADERS: dict[str, Callable[[], Iterable[Any]]] = {
     "what counts in what it holds": CountsInPlace,
     "what reads on in a file": ReadsOn,
     "of a dataset that does so": lambda: DataLoader(CountsInPlace(), batch_size=None),
+    "of a dataset that shares its epoch": lambda: DataLoader(
+        CountsShared(multiprocessing.Value("i", 0)), batch_size=None
+    ),
+    "one without a lock": lambda: CountsShared(multiprocessing.RawValue("i", 0)),
+    "one in an array": lambda: CountsShared(multiprocessing.Array("i", 2)),
+    "one in a tensor": lambda: CountsShared(torch.zeros(1, dtype=torch.int64).share_memory_()),
+    "one in numpy": lambda: CountsShared(np.frombuffer(bytearray(8), dtype=np.int64)),
+    "of workers that share their epoch": lambda: DataLoader(
+        CountsShared(multiprocessing.Value("i", 0)), batch_size=None, num_workers=1
+    ),
+    "of a dataset whose threads read ahead": lambda: DataLoader(ReadsAhead(), batch_size=None),
     "of a dataset that always loads": lambda: DataLoader(LoadsAlways(), batch_size=None),
     "without end": lambda: DataLoader(tables(), batch_size=None),
     "without end, drawn anew": lambda: DataLoader(

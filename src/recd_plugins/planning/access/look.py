@@ -10,6 +10,7 @@ from contextlib import suppress
 from copy import copy, deepcopy
 from itertools import islice
 from multiprocessing.context import BaseContext
+from multiprocessing.sharedctypes import SynchronizedBase
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.contents import Contents
+from recd_plugins.planning.access.shared_numbers import restoring_properties, restoring_shared
 
 if TYPE_CHECKING:
     from recd_plugins.sparse.kept_batches import KeptBatches
@@ -42,6 +44,8 @@ LEFT_OUT = (*NUMBERS, *CODE, LooksAtBatches, random.SystemRandom)
 NUMPY = np.random.Generator | np.random.RandomState
 ALIVE = ("_thread", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess", "threading")
 """Modules of objects that act even while nobody reads: their owner may change at any time."""
+STILL: tuple[type[Any], ...] = (BaseContext, SynchronizedBase)
+"""Types of these modules' objects that do not: how processes are started, and numbers."""
 BEGINS_ANEW = {
     "persistent_workers": False,
     "_iterator": None,
@@ -180,6 +184,10 @@ class _Before:
         # more random numbers.
         self._rebind = [*map(_rebinding, moved), *random_states]
         self._contents = Contents(part for part in moved if not _lives(part))
+        for part in moved:
+            self._rebind += restoring_shared(part)
+            if isinstance(part, Dataset | Sampler):
+                self._rebind += restoring_properties(part)
         for part in tell:
             with suppress(Exception):  # without a position before it is read, it begins anew
                 self._positions.append((part, _position(part)))
@@ -250,14 +258,20 @@ def _random_states() -> list[Callable[[], Any]]:
 
 
 def _rebinding(part: Any) -> Callable[[], None]:
-    """A function that puts an object's attributes back to what they are now."""
-    before = dict(vars(part))
+    """A function that puts an object's attributes back to what they are now.
+
+    If reading began threads that the object keeps, these use what it added, until its next pass
+    ends them.
+    """
+    before, lived = dict(vars(part)), _lives(part)
 
     def restore() -> None:
         now = vars(part)
+        began = not lived and _lives(part)
         for name in now.keys() | before.keys():
             if name not in before:
-                del now[name]
+                if not began or isinstance(now[name], Iterator):
+                    del now[name]
             elif now.get(name, ABSENT) is not before[name]:
                 now[name] = before[name]
 
@@ -276,8 +290,7 @@ def _is_moved_by_reading_alone(part: Any) -> bool:
 
 def _lives(part: Any) -> bool:
     """Whether a part holds something that may change it while nobody reads."""
-    # A context of multiprocessing only says how processes are started.
-    held = [one for one in vars(part).values() if not isinstance(one, BaseContext)]
+    held = [one for one in vars(part).values() if not isinstance(one, STILL)]
     return any(_package(one) in ALIVE for one in held)
 
 
