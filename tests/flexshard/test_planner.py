@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_flexshard
@@ -458,6 +461,39 @@ def test_without_batches_or_sequences_it_says_so() -> None:
     bags = planner(goal="budget")
     bags.propose(model, SLOW, 4)
     assert "Set `goal: auto`, which plans pooled tables too" in bags.explain()
+
+
+class Scored(nn.Module):
+    """Bags behind a feature processor, and others beside them."""
+
+    def __init__(self, *others: str) -> None:
+        super().__init__()
+        processor = PositionWeightedModuleCollection({"scored": 4})
+        self.scored = FeatureProcessedEmbeddingBagCollection(bags("scored", True), processor)
+        self.others = nn.ModuleList(bags(name, False) for name in others)
+
+
+def bags(name: str, is_weighted: bool) -> EmbeddingBagCollection:
+    table = EmbeddingBagConfig(
+        name=name, embedding_dim=16, num_embeddings=ROWS, feature_names=[name]
+    )
+    meta = torch.device("meta")
+    return EmbeddingBagCollection([table], is_weighted=is_weighted, device=meta)
+
+
+@pytest.mark.parametrize(
+    ("others", "says"),
+    [
+        (["item"], r"let their rows travel: `coalesce: rank, tables: \[item\]`"),
+        ([], "table scored is left to TorchRec, for FeatureProcessedEmbeddingBagCollectionSharder"),
+    ],
+)
+def test_tables_that_none_can_choose_are_not_proposed(others: list[str], says: str) -> None:
+    """Bags are planned where they are named; those behind a feature processor nowhere."""
+    made = planner(goal="min_communication", coalesce="rank")
+    made.propose(Scored(*others), SLOW, 4)
+    (said,) = [text for text in map(str, made.notices()) if "flexshard is not used" in text]
+    assert re.search(says, said)
 
 
 def probed() -> Iterable[Batch]:

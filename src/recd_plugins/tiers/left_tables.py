@@ -50,6 +50,7 @@ class LeftTables:
         to. It plans nothing without the slots that it is `asked_by`; the options of its tables and
         memory are those of the slot `options_in`."""
         self.why: Mapping[str, str] = {}
+        self._refused: Mapping[str, str] = {}
         self._cures: Mapping[str, str] = CURES
         self._what, self._kind = what, kind
         self._all, self._options_in = in_backticks(asked_by), options_in
@@ -63,8 +64,8 @@ class LeftTables:
     ) -> None:
         """Begin with the chosen tables that the trainer's sharders do not shard, or in ways that
         tiers cannot stand in front of. `fused` has the tables whose optimizer the sharders name."""
-        refused = dict(_refused(model, fused, sharders))
-        self.why = {name: refused[name] for name in chosen if name in refused}
+        self._refused = dict(_refused(model, fused, sharders))
+        self.why = {name: why for name, why in self._refused.items() if name in chosen}
         self._cures = CURES
 
     def add(self, names: Collection[str], why: str, cure: str | None = None) -> None:
@@ -154,6 +155,13 @@ class LeftTables:
             why="the model has no EmbeddingCollection or EmbeddingBagCollection",
             cure=f"Plan the model that has them, or take {self._all} out.",
         )
+
+    def to_choose(self, every: Collection[str]) -> list[str]:
+        """The tables that are not refused, chosen or not; if there is none, all are left."""
+        names = [name for name in every if name not in self._refused]
+        if not names:
+            self.why = {name: self._refused[name] for name in every}
+        return names
 
     def all_left(self) -> Unused:
         """Every table is left, for these reasons."""

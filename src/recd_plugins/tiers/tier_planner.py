@@ -171,7 +171,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return rows.hottest(count)
 
     def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
-        """Why the policy is for none of the model's tables, and what would change that."""
+        """Why the policy is for none of the model's tables, and what would change that. `every` has
+        those that may have replicas."""
         return self._left.none_named(every)
 
     @property
@@ -362,7 +363,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             return self._left.no_collections(model)
         if self._left.why:
             return self._left.all_left()
-        return self._left.constrained(chosen) if chosen else self.no_tables(every)
+        if chosen:
+            return self._left.constrained(chosen)
+        names = self._left.to_choose(every)
+        if not names:
+            return self._left.all_left()
+        return self.no_tables({name: every[name] for name in names})
 
     def _by_policy(self, asked: _AskedPlan) -> tuple[str, ShardingPlan]:
         """Why the tier plan of the policy is what it is, in words; and the plan of the planner
