@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recd_plugins.config import yaml_text
 from recd_plugins.errors import RegistryError
 from recd_plugins.registry.source import Source
 
@@ -166,7 +167,9 @@ def test_an_empty_registry_says_nothing(text: str, tmp_path: Path) -> None:
             ":2: not valid YAML: but found another document. Keep one document: take out that line",
         ),
         ("a: !made {}\n", ":1: !made is not accepted here"),
-        ("a: \x00\n", ": not valid YAML: unacceptable character"),
+        ("b: 1\na: \x00\n", ":2: not valid YAML: it takes no U+0000. Take it out, or save"),
+        ('b: 1\na: "\\U00110000"\n', ":2: not valid YAML: chr() arg not in range"),
+        ("a: {1: 2,\n  0x1: 3}\n", ":2: '0x1' stands twice in one mapping; keep one"),
         ("a: 1\nb: !!timestamp x\n", ":2: !!timestamp is not accepted here"),
         ("a: !!set {a, b}\n", ":1: !!set is not accepted here"),
         ("a: !!int ''\n", ":1: '' is no !!int."),
@@ -186,6 +189,21 @@ def test_what_is_no_registry_is_refused_by_its_line(text: str, says: str, tmp_pa
     with pytest.raises(RegistryError) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'registry.yaml'}{says}")
+
+
+def test_names_that_look_like_truth_values_stay_names(tmp_path: Path) -> None:
+    source = read(tmp_path, "pooling: {on: 1, true: 2,\n  no: no, ~: 4, 5: 6}\n")
+    assert source.values == {"pooling": {"on": 1, "true": 2, "no": False, "~": 4, 5: 6}}
+    assert source.locate("pooling.no").endswith("registry.yaml:2: pooling.no")
+
+
+def test_too_many_values_are_refused_before_all_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yaml_text, "MOST", 10)
+    assert read(tmp_path, f"a: [{'1, ' * 9}]").values == {"a": [1] * 9}
+    with pytest.raises(RegistryError, match="holds more than 10 values, which is too much for a"):
+        read(tmp_path, f"a: [{'1, ' * 20}")  # the end is missing
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:

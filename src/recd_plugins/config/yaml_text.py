@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from yaml.reader import ReaderError
 
 from recd_plugins.errors import RegistryError, shown
 from recd_plugins.notices import Empty
@@ -45,6 +46,9 @@ FORMS = {
     ),
 }
 """How values that are not texts are written, and the letters that they begin with."""
+TEXTS_AS_KEYS = (f"{TAG}bool", f"{TAG}null")
+"""What no option has as a key: `on` or `no` there is a name."""
+NUMBERS = (f"{TAG}int", f"{TAG}float")
 
 
 class Document(NamedTuple):
@@ -78,18 +82,26 @@ class PlainLoader(yaml.SafeLoader):
         super().__init__(text)
         self._name = name
         self._depth = 0
+        self._values = 0
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # declared by the base class, as it is there
         "<": yaml.SafeLoader.yaml_implicit_resolvers["<"]  # `<<` merges mappings
     }
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """A value and all that is in it; `RegistryError` if it is nested too deep."""
+        """A value and all that is in it; `RegistryError` if it is nested too deep, or is one of too
+        many: a few MiB of them would take minutes and GiBs before they could be counted."""
         if self._depth == DEEPEST and self.check_event(yaml.CollectionStartEvent):
             line = self.peek_event().start_mark.line + 1
             raise RegistryError(
                 f"{self._name}:{line}: values are nested more than {DEEPEST} deep, which no option "
                 "needs."
+            )
+        self._values += index is not None  # a key of a mapping has none
+        if self._values > MOST:
+            raise RegistryError(
+                f"{self._name}: holds more than {MOST:,} values, which is too much for a file that "
+                "a person writes. Name another."
             )
         self._depth += 1
         node = super().compose_node(parent, index)
@@ -177,8 +189,14 @@ def read_yaml(text: str, name: str) -> Document:
         raise RegistryError(
             f"{name}:{line}: not valid YAML: {error.problem or error.context}. {cure}"
         ) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise RegistryError(f"{name}: not valid YAML: {error}.") from None
+    except ReaderError as error:
+        line, letter = text.count("\n", 0, error.position) + 1, f"U+{error.character:04X}"
+        raise RegistryError(
+            f"{name}:{line}: not valid YAML: it takes no {letter}. Take it out, or save "
+            "the text as UTF-8 if it is in another encoding."
+        ) from None
+    except ValueError as error:
+        raise RegistryError(f"{name}:{loader.line + 1}: not valid YAML: {error}.") from None
 
 
 Place = tuple[str, int, yaml.Node]
@@ -212,7 +230,7 @@ def _walk(
         raise RegistryError(f"{name}:{node.start_mark.line + 1}: {refused}")
     above = (*above, node)
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        seen: set[Any] = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise RegistryError(
@@ -220,11 +238,15 @@ def _walk(
                     "mapping."
                 )
             line, text = key.start_mark.line + 1, str(key.value)
-            if text in seen:
+            if key.tag in TEXTS_AS_KEYS:
+                key.tag = f"{TAG}str"
+            is_number = key.tag in NUMBERS
+            read = yaml.SafeLoader("").construct_object(key) if is_number else text
+            if read in seen:
                 raise RegistryError(
                     f"{name}:{line}: {shown(text)} stands twice in one mapping; keep one."
                 )
-            seen.add(text)
+            seen.add(read)
             child = f"{where}.{text}" if where else text
             yield child, line, value
             yield from _walk(value, child, name, above)
