@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import typer
 
@@ -17,13 +20,17 @@ from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.storage.whole_file import of_path
 
 FAULTY = """
+import signal
+
 import torch
 from recd_plugins.api import Config, PoolingRecord, hookimpl
 
 
 class Faulty(torch.nn.Module):
     def forward(self, what):
-        return {"own": self.own, "torch": self.called, "host": self.deep, "disk": self.full}[what]()
+        every = {"own": self.own, "torch": self.called, "host": self.deep, "disk": self.full}
+        ends = {"ends": self.ends, "odd": self.odd, "stops": self.stops, "waits": self.waits}
+        return {**every, **ends}[what]()
 
     def own(self):
         raise KeyError("history")
@@ -38,6 +45,23 @@ class Faulty(torch.nn.Module):
 
     def full(self):
         raise OSError(28, "No space left on device", "x")
+
+    def ends(self):
+        raise SystemExit(0)
+
+    def stops(self):
+        raise KeyboardInterrupt
+
+    def waits(self):
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def odd(self):
+        class Odd(BaseException): ...
+        raise Odd
 
 
 @hookimpl
@@ -83,6 +107,28 @@ def test_the_innermost_frame_of_a_plugin_is_named(
         faulty(how)
     assert ended.value.exit_code == 2
     assert capsys.readouterr().err == f"error: {said}\n"
+
+
+@pytest.mark.parametrize("how", ["ends", "odd", "stops"])
+def test_no_plugin_ends_a_command_in_silence(
+    how: str, faulty: Callable[[str], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, reported(debug=False):
+        faulty(how)
+    assert ended.value.exit_code == 2
+    name = {"ends": "SystemExit", "odd": "Odd", "stops": "KeyboardInterrupt"}[how]
+    said = f"error: plugin './faulty_plugin.py' (./faulty_plugin.py) raised {name} in Faulty.{how} "
+    assert capsys.readouterr().err.startswith(said)
+    with pytest.raises(SystemExit), reported(debug=False):
+        sys.exit(0)  # not a plugin's line
+    with pytest.raises(KeyboardInterrupt), reported(debug=False):
+        faulty("waits")  # by Ctrl-C
+
+
+def test_a_name_that_is_no_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), reported(debug=False):
+        pa.OSFile(os.fsdecode(os.fsencode(tmp_path) + b"/a\xfe.parquet"))
+    assert "a\\udcfe.parquet': this name is no text of UTF-8. Rename it." in capsys.readouterr().err
 
 
 def test_a_defect_of_ours_keeps_its_traceback(faulty: Callable[[str], object]) -> None:

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from recd_plugins.cli.standard_streams import UTF_8
 from recd_plugins.errors import shortened, shown
 
-__all__ = ["CheckedCommand", "Commands", "readable"]
+__all__ = ["UNDECODED", "CheckedCommand", "Commands", "readable"]
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What a command line that cannot be understood raises; typer gives it no public name."""

@@ -10,20 +10,22 @@ from contextlib import contextmanager
 
 import typer
 
+from recd_plugins.cli.commands import UNDECODED
 from recd_plugins.cli.standard_streams import UTF_8
 from recd_plugins.compat.build import missing_library, not_loaded
 from recd_plugins.errors import RecdError, cure_of, is_of_memory, shortened, shown
-from recd_plugins.hooks.blame import blamed
+from recd_plugins.hooks.blame import blamed, raised_by_a_line, who_exits
 
 __all__ = ["reported", "reported_trial"]
 
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Print an error that a user can fix as one message, and exit with code 2."""
+    """Print an error that a user can fix as one message, and exit with code 2. So does what a
+    plugin ends the process with, which would else be the command's own end: success, or Ctrl-C."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         message = _message(error)
         if message is None:
             raise
@@ -47,15 +49,23 @@ def reported_trial() -> Iterator[None]:
         raise typer.Exit(2 if user_error else 1) from None
 
 
-def _message(error: Exception) -> str | None:
-    """The message for the user; None for a defect of ours, which keeps its traceback."""
+def _message(error: BaseException) -> str | None:
+    """The message for the user; None for a defect of ours, which keeps its traceback, and for an
+    end that no plugin asks for."""
+    if isinstance(error, SystemExit):
+        return None if who_exits(error) is None else blamed(error)
+    if isinstance(error, KeyboardInterrupt):
+        return blamed(error) if raised_by_a_line(error) else None
     if isinstance(error, RecdError):
         return str(error)
     if missing_library(error) is not None:
         return f"{not_loaded(error)}. recd doctor says whether torch loads here, and what to do."
-    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+    if isinstance(error, UnicodeEncodeError):
         text = error.object[error.start : error.end]
-        return f"{shown(text)} has no place in {error.encoding}. {UTF_8}"
+        if error.encoding != "utf-8":
+            return f"{shown(text)} has no place in {error.encoding}. {UTF_8}"
+        if UNDECODED.search(text):  # Arrow takes no such path
+            return f"{shown(error.object)}: this name is no text of UTF-8. Rename it."
     if isinstance(error, FileNotFoundError) and (message := _missing_folder(error)):
         return message
     cure = cure_of(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator
+from opcode import opmap
 from pathlib import Path
 from signal import getsignal, valid_signals
 from types import TracebackType
@@ -20,7 +21,15 @@ from recd_plugins.errors import without_frames
 if TYPE_CHECKING:
     from recd_plugins.hooks.imported import Provider
 
-__all__ = ["Raised", "blamed", "line_on_import", "raised_by", "remember", "who_exits"]
+__all__ = [
+    "Raised",
+    "blamed",
+    "line_on_import",
+    "raised_by",
+    "raised_by_a_line",
+    "remember",
+    "who_exits",
+]
 
 HOST = Path(__file__).resolve().parents[1]
 IMPORTS = Path(importlib.__file__).resolve().parent
@@ -114,6 +123,14 @@ def who_exits(error: SystemExit) -> Raised | None:
     if own is None or own.file.is_relative_to(HOST):
         return None
     return Raised(own.plugin.name, own.place, own.plugin.names)
+
+
+def raised_by_a_line(error: BaseException) -> bool:
+    """Whether a `raise` that somebody wrote raised it; Ctrl-C comes between any two others."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
 def line_on_import(error: BaseException) -> str:
