@@ -121,6 +121,7 @@ REFUSED = frozenset(
 """The answers of a system to a path that a user named and that cannot be read or written."""
 OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 """The words of torch's RuntimeErrors for it."""
+ANOTHER_PATH = "Name another path, or check its permissions and the free space on its disk."
 MORE_FILES = (
     "Have the system let a process open more files (`ulimit -n 4096`, or what limits a container "
     "or a job here), or take fewer ranks and workers."
@@ -134,9 +135,7 @@ MORE_MEMORY = (
     "Ask for fewer or smaller rows, tables or batches, or see what else takes memory here."
 )
 CURES = {
-    **dict.fromkeys(
-        REFUSED, "Name another path, or check its permissions and the free space on its disk."
-    ),
+    **dict.fromkeys(REFUSED, ANOTHER_PATH),
     errno.EMFILE: MORE_FILES,
     errno.ENFILE: MORE_FILES,
     errno.EAGAIN: MORE_PROCESSES,
@@ -147,9 +146,10 @@ CURES_BY_WORDS = {
     "can't start new thread": MORE_PROCESSES,
     "Failed to launch worker thread": MORE_PROCESSES,
     "Too many open files": MORE_FILES,
+    "Symlink loop from": ANOTHER_PATH,
 }
 """The same for such as have words alone: Python's and Arrow's of threads, torch's of its
-workers."""
+workers, and of Python before 3.13 what `Path.resolve` says."""
 
 
 def cure_of(error: BaseException) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from recd_plugins.errors import DataError, RecdError, RegistryError, listed, nearest
+from recd_plugins.errors import DataError, RecdError, RegistryError, cure_of, listed, nearest
 
 
 @pytest.mark.parametrize("kind", [RecdError, DataError, RegistryError])
@@ -34,3 +36,11 @@ def test_a_terminal_obeys_nothing_that_a_user_wrote() -> None:
 def test_names_in_a_list_stay_on_its_line() -> None:
     assert listed([ODD, "user"], kind="column") == f"columns {SHOWN}, user"
     assert nearest("other", [ODD]) == f"Known: {SHOWN}."
+
+
+def test_a_link_that_leads_to_itself_is_no_defect(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    with pytest.raises((RuntimeError, OSError)) as caught:
+        link.resolve(strict=True)
+    assert cure_of(caught.value).startswith("Name another path")
