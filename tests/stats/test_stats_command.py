@@ -169,6 +169,14 @@ def test_mistakes_give_one_message(folder: Path) -> None:
         message(stats(stats=[{"use": "count", "evry": 1}]))
     )
     assert "table: cannot be counted." in message(stats(stats=[{"use": "count", "every": 0}]))
+    Path("odd").mkdir()
+    pq.write_table(pa.table({"item": [1]}), "odd/a.parquet")
+    Path("odd/b.parquet").mkdir()
+    assert "odd/b.parquet: is a folder, not a file. Take it out." in stats(table="odd").stderr
+    Path("lost").symlink_to("gone")
+    assert "lost: is a link to gone, where nothing is. Check the link." in message(
+        stats(table="lost")
+    )
 
 
 def test_a_table_of_another_program_has_the_schema_of_the_registry(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -27,6 +28,8 @@ class NoSuchTable(DataError):
         what = "no file fits this glob" if glob else "there is no such table"
         if isinstance(path, Uri):
             return f"{path}: {what}. Check the path."
+        if path.is_symlink():
+            return f"{path}: is a link to {os.readlink(path)}, where nothing is. Check the link."
         if registry is not None and not path.is_absolute() and any(registry.parent.glob(str(path))):
             beside = registry.parent / path
             return (

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.data.parquet.footer import arrow_schema, footer_of
 from recd_plugins.data.parquet.table_names import TableNames
 from recd_plugins.errors import DataError
+from recd_plugins.storage.no_file import no_file
 from recd_plugins.storage.uri import Location, input_file
 
 __all__ = ["PARQUET", "format_of"]
@@ -109,6 +111,8 @@ def format_of(
 
 def _head(path: Location) -> tuple[bytes, str | None]:
     compression = None
+    if isinstance(path, Path) and (what := no_file(path)):  # a pipe would be waited for
+        raise DataError(f"{path}: is {what}, not a file. Take it out.")
     try:
         with input_file(path) as file:
             # Of Parquet the footer is read; on a store a second read is another request.
@@ -125,7 +129,9 @@ def _head(path: Location) -> tuple[bytes, str | None]:
     except (pa.ArrowException, OSError) as error:
         if compression is not None:
             raise cut_short(path, compression, "cannot be unpacked", error) from error
-        raise DataError(f"{path}: cannot be read ({error}). Check its permissions.") from error
+        raise DataError(
+            f"{path}: cannot be read ({error}). Check its permissions, and what it links to."
+        ) from error
 
 
 def _parquet(path: Location, table_names: TableNames | None) -> ForeignFile:
