@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.launch.rank_server import RankServer
 from recd_plugins.registry import Registry
 from recd_plugins.registry.capability import resolve_device
+from recd_plugins.storage.temporary_folder import temporary_folder
 
 __all__ = ["TriedRegistry", "candidates", "check_ranks_here", "try_registries", "winner"]
 
@@ -127,10 +127,10 @@ def _run(
     registries: Sequence[Registry], rounds: int, steps: int, server: RankServer | None
 ) -> list[list[float]]:
     """The seconds of a step of each side, in each round."""
-    with tempfile.TemporaryDirectory(prefix="recd-advise-") as folder:
+    with temporary_folder("recd-advise-") as folder:
         sides: list[tuple[Path, Sequence[str]]] = []
         for index, registry in enumerate(registries):
-            file = Path(folder) / f"{index}.yaml"
+            file = folder / f"{index}.yaml"
             file.write_text(to_yaml(registry.source.values), encoding="utf-8")
             sides.append((file, ()))
         found = trained_in_turns(sides, rounds=rounds, steps=steps, server=server)

@@ -4,13 +4,13 @@ trainer, which is how fast its ranks take batches that are in memory."""
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.launcher import Failure, launch
 from recd_plugins.launch.rank_server import RankServer
+from recd_plugins.storage.temporary_folder import temporary_folder
 
 __all__ = ["step_seconds", "trained_in_turns"]
 
@@ -49,8 +49,8 @@ def trained_in_turns(
     from recd_plugins.registry import Registry
 
     settings = Registry.load(*sides[0]).train
-    with tempfile.TemporaryDirectory(prefix="recd-turns-") as folder:
-        into = Path(folder) / "found.json"
+    with temporary_folder("recd-turns-") as folder:
+        into = folder / "found.json"
         numbers = [f"--rounds={rounds}", f"--steps={steps}", f"--held={held}", f"--into={into}"]
         failure = launch(
             [RANK, *numbers, json.dumps([(str(file), [*side]) for file, side in sides])],

@@ -8,9 +8,6 @@ compiles them after it has installed; elsewhere the first program that needs the
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +23,7 @@ from recd_plugins.sparse.jagged import Jagged
 from recd_plugins.sparse.rows.pool import Picked, gather_blocks, join_picked
 from recd_plugins.sparse.rows.take import take_blocks
 from recd_plugins.sparse.rows.unique_samples import unique_samples
+from recd_plugins.storage.temporary_folder import temporary_folder
 
 __all__ = ["compile_kernels"]
 
@@ -56,9 +54,9 @@ def compile_kernels() -> None:
 def _decode(ids: Tensor) -> None:
     """Decode lists of ids, as our files and others have them."""
     rows = pa.table({"ids": pa.array([ids.numpy()] * ROWS)})
-    with TemporaryDirectory(prefix="recd-compiled-") as folder:
+    with temporary_folder("recd-compiled-") as folder:
         for compression in ("zstd", "none"):
-            file = Path(folder) / compression
+            file = folder / compression
             pq.write_table(rows, file, compression=compression, use_dictionary=False)
             opened(file).read_row_group(0, columns=["ids"], use_threads=False)
 

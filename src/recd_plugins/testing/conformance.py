@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.config import Config, parse
@@ -22,6 +20,7 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.capability import check_needs
 from recd_plugins.slots import SLOTS, Context, Record, stands_in_front
+from recd_plugins.storage.temporary_folder import temporary_folder
 from recd_plugins.testing.contracts.callbacks import check_callbacks
 from recd_plugins.testing.contracts.dataset import check_dataset
 from recd_plugins.testing.contracts.dedup import check_dedup
@@ -92,10 +91,8 @@ def check_record(
     if stands_in_front(record) and "others" in given:
         others = parse(TorchRecPlannerConfig, given.pop("others"), f"{record.slot}.others")
     config = _check_form(record, given)
-    with tempfile.TemporaryDirectory(prefix="recd-check-") as folder:
-        context = context or Context(
-            schema=SCHEMA, folder=Path(folder) / "data", batches=probe_batches
-        )
+    with temporary_folder("recd-check-") as folder:
+        context = context or Context(schema=SCHEMA, folder=folder / "data", batches=probe_batches)
         filled = context.neighbours.keys() | supplied()
         check_needs(record, context.device, filled, "check_record", "this plugin")
         for slot in record.uses:
@@ -108,7 +105,7 @@ def check_record(
             record=record,
             config=config,
             context=context,
-            folder=Path(folder),
+            folder=folder,
             pool=pool,
             expand=expand,
             others=others,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from recd_plugins.launch.launcher import Failure, launch
 from recd_plugins.launch.rank_server import RankServer
+from recd_plugins.storage.temporary_folder import temporary_folder
 from recd_plugins.trainer.tuning.learning import Learning
 from recd_plugins.trainer.tuning.trial_rank import OUT_OF_MEMORY, WARM_UP
 
@@ -165,14 +165,14 @@ def _run(
     **options: float,
 ) -> dict[str, Any] | None:
     """The result of a trial; None if it ran out of memory."""
-    with tempfile.TemporaryDirectory(prefix="recd-trial-") as folder:
+    with temporary_folder("recd-trial-") as folder:
         changes = [*overrides, f"train.batch_size={batch_size}", f"train.ranks={ranks}"]
         command = [
             "recd_plugins.trainer.tuning.trial_rank",
             "--registry",
             str(registry),
             "--into",
-            folder,
+            str(folder),
         ]
         command += [f"--{name}={value}" for name, value in options.items()]
         failure = launch(
@@ -184,11 +184,11 @@ def _run(
             trial=True,
             server=server,
         )
-        if any(Path(folder).glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
+        if any(folder.glob(f"{OUT_OF_MEMORY}*")) or (failure and _killed_by_memory(failure)):
             return None
         if failure is not None:
             raise TrialFailed(failure)
-        found: dict[str, Any] = json.loads((Path(folder) / "trial.json").read_text())
+        found: dict[str, Any] = json.loads((folder / "trial.json").read_text())
         return found
 
 
