@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -437,6 +438,14 @@ def test_ids_of_no_row_are_told_and_a_model_that_maps_them_is_not_advised_on(ids
     said = [one for one in advice.to_measure if "of no row" in one]
     assert len(said) == bool(ids)
     assert all("table t_seen" in one and "25.00%" in one for one in said), said
+
+
+def test_a_trainer_that_ends_the_process_when_imported_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "ends_when_imported.py"
+    file.write_text("def parts(): ...\n\nimport sys\nsys.exit(0)\n")
+    with pytest.raises(DataError, match=r"\.py:parts: its import raised SystemExit: 0\. Run recd"):
+        ModelOfTrainer.named(f"{file}:parts")
+    sys.path.remove(str(tmp_path))
 
 
 def test_batches_of_a_trainer_that_nothing_can_be_said_of_are_refused() -> None:

@@ -74,3 +74,10 @@ def test_a_full_disk_is_told_with_what_was_written_there(
     )
     found = [named.match(says) for says in told]
     assert {one and one[1] for one in found} == writes, told
+
+
+def test_an_import_leaves_nothing_of_which_nothing_is_done(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("click,item\n1,7\n0,8\n")
+    with files_of_at_most(0), pytest.raises(OSError, match="File too large"):
+        import_table(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["rows.csv"]

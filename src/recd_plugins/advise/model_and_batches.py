@@ -312,14 +312,14 @@ def _named(name: str, what: str) -> Iterator[None]:
         yield
     except RecdError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"{name}: {what} raised {type(error).__name__}{_sentence(error)} Run recd with --debug "
             "for its traceback."
         ) from error
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: BaseException) -> str:
     """The message of an error as the end of a sentence, with a full stop."""
     text = str(error).strip()
     if not text:

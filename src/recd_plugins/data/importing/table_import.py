@@ -137,7 +137,11 @@ class TableImport:
         the import starts again and reads it as a wider type from the first row on."""
         self._check()
         with self._folder.alone():
-            return self._run_alone()
+            try:
+                return self._run_alone()
+            except OSError:
+                self._folder.remove_unbegun()
+                raise
 
     def _run_alone(self) -> Imported:
         key = self._fingerprint()
