@@ -648,3 +648,20 @@ def test_of_several_columns_of_one_name_the_first_is_read_and_told(tmp_path: Pat
         assert ("several columns are called 'item'; the first was read" in printed) == told
         wanted = [[n % 5 if told else n % 3] for n in range(30)]
         assert [row[name] for row in rows_of(tmp_path / name)] == wanted
+
+
+def test_a_file_to_which_somebody_writes_meanwhile_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "clicks.csv"
+    file.write_text("click,item\n" + "1,7\n0,8\n" * 50)
+    columns = {"label": "click", "session_id": None, "timestamp": None}
+    schema = parse(ForeignSchema, columns | {"sparse": [{"name": "item", "num_ids": 9}]}, "schema")
+    found = survey(foreign_files([file]))
+
+    def notes(to: str) -> tuple[str, ...]:
+        return TableImport(found.files, tmp_path / to, schema, found.read_as, workers=1).run().notes
+
+    assert notes("as_it_was") == ()
+    with file.open("a") as opened:
+        opened.write("1,3\n")
+    (note,) = notes("longer")
+    assert note.startswith(f"{file}: has changed since the import began, so the table may lack")

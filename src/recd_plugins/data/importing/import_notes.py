@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.splits import SplitBy
 
-__all__ = ["notes_of_dots", "notes_of_no_ids", "notes_of_same_names", "notes_of_share"]
+__all__ = [
+    "notes_of_changes",
+    "notes_of_dots",
+    "notes_of_no_ids",
+    "notes_of_same_names",
+    "notes_of_share",
+]
 
 
 def notes_of_share(split: SplitBy, asked: ForeignSchema, rows: Mapping[str, int]) -> Iterator[str]:
@@ -52,4 +59,18 @@ def notes_of_same_names(asked: ForeignSchema, files: Sequence[ForeignFile]) -> I
             yield (
                 f"{places[name]}: several columns are called {name!r}; the first was read, and the "
                 f"schema may name the next {name}_2"
+            )
+
+
+def notes_of_changes(files: Sequence[ForeignFile]) -> Iterator[str]:
+    """A note for each file on a disk that is no longer as it was when the import began."""
+    for path, size, mtime_ns in ((one.path, one.size, one.mtime_ns) for one in files):
+        if not isinstance(path, Path):
+            continue
+        now = path.stat() if path.exists() else None
+        if now is None or (now.st_size, now.st_mtime_ns) != (size, mtime_ns):
+            yield (
+                f"{path}: has changed since the import began, so the table may lack some of its "
+                "rows, and their ids may be those of unknown values; import a file to which "
+                "nobody writes"
             )

@@ -33,6 +33,7 @@ from recd_plugins.data.importing.import_folder import (
     write_whole_json,
 )
 from recd_plugins.data.importing.import_notes import (
+    notes_of_changes,
     notes_of_dots,
     notes_of_no_ids,
     notes_of_same_names,
@@ -294,6 +295,7 @@ class TableImport:
         self._notes += notes_of_no_ids(self._schema)
         self._notes += notes_of_dots(self._schema)
         self._notes += notes_of_same_names(self._asked, self._files)
+        self._notes += notes_of_changes(self._files)
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
