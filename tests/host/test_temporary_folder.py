@@ -26,10 +26,17 @@ def test_what_a_killed_process_left_is_removed_and_what_is_held_stays(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    others = [tmp_path / name for name in ("recd-tried-file", "recd-tried-link", "recd-other")]
-    others[0].touch()
-    others[2].mkdir()
-    others[1].symlink_to(others[2])
+    names = (
+        "recd-tried-file.recd",
+        "recd-tried-link.recd",
+        "recd-other.recd",
+        "recd-tried-results",
+    )
+    file, link, *folders = others = [tmp_path / name for name in names]
+    file.touch()
+    link.symlink_to(folders[0])
+    for folder in folders:
+        folder.mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS_ONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -14,16 +14,19 @@ from pathlib import Path
 
 __all__ = ["temporary_folder"]
 
+SUFFIX = ".recd"
+"""By which a folder is known to be one of these: a user's own may begin with the same words."""
+
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """A folder in the temporary one, locked until its end by this process and those forked from
-    it. This user's folders of the same prefix on which nobody holds a lock are removed first."""
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    it. This user's folders of the same kind on which nobody holds a lock are removed first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*{SUFFIX}"):
         with suppress(OSError), closing(_Locked(left, wait=False)):
             shutil.rmtree(left)
     while True:
-        folder = tempfile.TemporaryDirectory(prefix=prefix)
+        folder = tempfile.TemporaryDirectory(SUFFIX, prefix)
         with suppress(FileNotFoundError):
             lock = _Locked(Path(folder.name), wait=True)
             if Path(folder.name).exists():
