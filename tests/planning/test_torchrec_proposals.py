@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.proposers import GreedyProposer
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -20,6 +22,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.topology import Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_proposals import Proposals
 from recd_plugins.planning.torchrec_search import OrderedEnumerator, torchrec_topology
 from recd_plugins.registry.settings import OptimizerSettings
 
@@ -145,3 +148,54 @@ def test_options_that_are_alike_are_estimated_as_each_by_itself() -> None:
         return {(o.name, o.sharding_type, o.compute_kernel): str(o.shards) for o in options}
 
     assert estimates(found) == estimates(every)
+
+
+def test_shards_of_one_size_are_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row-wise table of 10 rows on 8 ranks has shards of 2 rows and of none."""
+    estimated: list[int] = []
+    estimate = EmbeddingPerfEstimator.estimate
+
+    def counted(self: Any, options: list[ShardingOption], sharder_data_map: Any) -> None:
+        estimated.extend(len(option.shards) for option in options)
+        estimate(self, options, sharder_data_map)
+
+    monkeypatch.setattr(EmbeddingPerfEstimator, "estimate", counted)
+    known = {"topology": torchrec_topology(NODES, 8, "cuda"), "batch_size": BATCH_SIZE}
+    found = OrderedEnumerator(**known).enumerate(module=model(1, 10), sharders=sharders())
+    assert max(len(option.shards) for option in found) == 8
+    assert max(estimated) == 2
+
+
+def test_a_copy_of_options_shares_what_does_not_change() -> None:
+    """TorchRec copies the options of the best plan so far, and then takes back their ranks."""
+    known = {"topology": torchrec_topology(NODES, 8, "cuda"), "batch_size": BATCH_SIZE}
+    found = OrderedEnumerator(**known).enumerate(module=model(2, 100), sharders=sharders())
+    for option in found:
+        option.shards[0].rank = 5
+    copies = copy.deepcopy(found)
+    for option in found:
+        option.shards[0].rank = None
+    assert [one.shards[0].rank for one in copies] == [5] * len(found)
+    for one, option in zip(copies, found, strict=True):
+        assert str(one) == str(option).replace("rank: None", "rank: 5", 1)
+        assert one.shards[0].perf is option.shards[0].perf
+
+
+def test_a_proposal_takes_as_long_however_many_tables_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+    marks = Proposals.marks
+
+    def counted(self: Proposals, option: ShardingOption) -> Any:
+        taken.append(1)
+        return marks(self, option)
+
+    monkeypatch.setattr(Proposals, "marks", counted)
+    planner = TorchRecPlanner(
+        TorchRecPlannerConfig(), device="cpu", batch_size=BATCH_SIZE, sharders=sharders
+    )
+    planner.propose(model(100, 10**6), dataclasses.replace(NODES, device="cuda"), 8)
+    compared, _ = counts(planner)
+    assert compared > 1_000
+    assert len(taken) < 3 * compared

@@ -13,9 +13,11 @@ options alone, which TorchRec places and rates alike, only the first is placed.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torchrec.distributed.planner.proposers import GridSearchProposer, UniformProposer
 from torchrec.distributed.planner.types import PartitionByType, Proposer, ShardingOption
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["Proposals"]
 
 Proposal = list[ShardingOption]
+Ordered = Iterator["_Tally"]
+"""Proposals in their order; a tally may be the last one, changed."""
 ROUNDING = 1e-9
 """The relative error of sums of floats in another order: ratings that differ less are the same."""
+BITS = 128
+"""Of a random number that stands for an option: two sums of them are never the same by chance."""
 
 
 class Proposals:
@@ -38,24 +44,49 @@ class Proposals:
         self.world_size = on.world_size
         self.best = float("inf")
         """The least rating of those that were placed."""
-        self.compared: set[tuple[int, ...]] = set()
-        """The proposals that were met, each named by its options."""
-        self.placed: set[tuple[int, ...]] = set()
-        """Those of these proposals that TorchRec placed on ranks."""
-        self.alike: set[tuple[int, ...]] = set()
-        """The same, each named by the kinds of its options."""
+        self.compared: set[int] = set()
+        """The proposals that were met, each by the sum of its options' names."""
+        self.placed = 0
+        """The number of these proposals that TorchRec placed on ranks."""
+        self.alike: set[int] = set()
+        """The same, each by the sum of its options' kinds."""
+        self._marks: dict[int, _Marks] = {}
+        """By an option's id: a search space's options are all there while it is searched."""
         self._kinds: dict[Hashable, int] = {}
+        self._values: dict[Hashable, int] = {}
+        """A number for each storage or time of a shard."""
+        self._random = random.Random(0)
         self._search = search
         self._one_host = getattr(on, "intra_group_size", on.local_world_size) == on.world_size
 
-    def kind(self, option: ShardingOption) -> int:
-        """A number for all that TorchRec places and rates an option by."""
+    def marks(self, option: ShardingOption) -> _Marks:
+        """What a proposal is compared by; found once for all proposers, since a row-wise option
+        has a shard for each rank."""
+        found = self._marks.get(id(option))
+        if found is None:
+            found = self._marks[id(option)] = _Marks(
+                mean=Fraction(_total(option) / self.world_size),
+                name=self._random.getrandbits(BITS),
+                kind=self._kind(option),
+            )
+        return found
+
+    def _kind(self, option: ShardingOption) -> int:
+        """A random number for all that TorchRec places and rates an option by."""
         where = option.partition_by
         if self._one_host and option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value:
             where = PartitionByType.DEVICE.value  # where there is no other host to choose
-        shards = tuple((shard.storage, shard.perf) for shard in option.shards)
-        kind = option.fqn, option.dependency, option.compute_kernel, where, shards
-        return self._kinds.setdefault(kind, len(self._kinds))
+        number: dict[int, int] = {}  # shards of one size share a time, whose hash takes a while
+        shards = []
+        for shard in option.shards:
+            for value in (shard.storage, shard.perf):
+                if id(value) not in number:
+                    number[id(value)] = self._values.setdefault(value, len(self._values))
+                shards.append(number[id(value)])
+        kind = option.fqn, option.dependency, option.compute_kernel, where, tuple(shards)
+        if kind not in self._kinds:
+            self._kinds[kind] = self._random.getrandbits(BITS)
+        return self._kinds[kind]
 
     def proposers(self) -> list[Proposer]:
         """The proposers in TorchRec's order: of proposals that are rated alike, the first is
@@ -70,6 +101,35 @@ class Proposals:
         ]
 
 
+class _Marks(NamedTuple):
+    """What a proposal takes from one of its options: each of a proposal's is the sum of theirs, so
+    that a proposal which differs from the last in one table takes one step, not one a table."""
+
+    mean: Fraction
+    """The time of its shards, on average over ranks. Sums are exact, whatever their order."""
+    name: int
+    kind: int
+
+
+class _Tally:
+    """A proposal that is changed table by table, and the sums of its options' marks."""
+
+    def __init__(
+        self, options: Sequence[ShardingOption], marks: Callable[[ShardingOption], _Marks]
+    ) -> None:
+        self.options = list(options)
+        self._marks = marks
+        means, names, kinds = zip(*map(marks, self.options), strict=True)
+        self.mean, self.name, self.kind = sum(means, Fraction()), sum(names), sum(kinds)
+
+    def change(self, table: int, option: ShardingOption) -> None:
+        before, now = self._marks(self.options[table]), self._marks(option)
+        self.mean += now.mean - before.mean
+        self.name += now.name - before.name
+        self.kind += now.kind - before.kind
+        self.options[table] = option
+
+
 class _Promising(Proposer):
     """A TorchRec proposer of the proposals that may beat the best so far.
 
@@ -77,7 +137,7 @@ class _Promising(Proposer):
     """
 
     def __init__(
-        self, all_of: Proposals, ordered: Callable[[list[ShardingOption]], Iterator[Proposal]]
+        self, all_of: Proposals, ordered: Callable[[list[ShardingOption], Proposals], Ordered]
     ) -> None:
         self._all, self._ordered = all_of, ordered
         self._left: Iterator[Proposal] = iter(())
@@ -86,9 +146,7 @@ class _Promising(Proposer):
     def load(
         self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
-        means = {id(option): _total(option) / self._all.world_size for option in search_space}
-        kinds = {id(option): self._all.kind(option) for option in search_space}
-        self._left = self._promising(self._ordered(search_space), means, kinds)
+        self._left = self._promising(self._ordered(search_space, self._all))
         self._now = None
 
     def propose(self) -> Proposal | None:
@@ -107,32 +165,25 @@ class _Promising(Proposer):
             self._all.best = min(self._all.best, perf_rating)
         self._now = None
 
-    def _promising(
-        self,
-        proposals: Iterator[Proposal],
-        means: dict[int, float],
-        kinds: dict[int, int],
-    ) -> Iterator[Proposal]:
+    def _promising(self, proposals: Ordered) -> Iterator[Proposal]:
         for proposal in proposals:
-            options = tuple(map(id, proposal))
-            self._all.compared.add(options)
-            if sum(map(means.__getitem__, options)) >= self._all.best * (1 - ROUNDING):
+            self._all.compared.add(proposal.name)
+            if proposal.mean >= self._all.best * (1 - ROUNDING):
                 continue
-            alike = tuple(map(kinds.__getitem__, options))
-            if alike not in self._all.alike:
-                self._all.alike.add(alike)
-                self._all.placed.add(options)
-                yield proposal
+            if proposal.kind not in self._all.alike:
+                self._all.alike.add(proposal.kind)
+                self._all.placed += 1
+                yield list(proposal.options)
 
 
 def _greedy(
     score: Callable[[ShardingOption], float],
-) -> Callable[[list[ShardingOption]], Iterator[Proposal]]:
+) -> Callable[[list[ShardingOption], Proposals], Ordered]:
     """The proposals of GreedyProposer: first the fastest option of each table, then again and again
     the next option of the table that takes the most memory. TorchRec searches all tables each time;
     this keeps a heap."""
 
-    def proposals(space: list[ShardingOption]) -> Iterator[Proposal]:
+    def proposals(space: list[ShardingOption], every: Proposals) -> Ordered:
         options: dict[str, list[ShardingOption]] = {}
         for option in space:
             options.setdefault(option.fqn, []).append(option)
@@ -146,12 +197,14 @@ def _greedy(
             if len(own) > 1 and any(sizes[table][0])
         ]
         heapify(heap)
+        now = _Tally([own[0] for own in of_tables], every.marks)
         while True:
-            yield [own[index] for own, index in zip(of_tables, at, strict=True)]
+            yield now
             if not heap:
                 return
             table = heap[0][1]
             at[table] += 1
+            now.change(table, of_tables[table][at[table]])
             size = sizes[table][at[table]]
             if at[table] + 1 < len(of_tables[table]) and any(size):
                 heapreplace(heap, (size, table))
@@ -172,13 +225,13 @@ def _size(option: ShardingOption) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _as_proposed(proposer: Proposer) -> Callable[[list[ShardingOption]], Iterator[Proposal]]:
+def _as_proposed(proposer: Proposer) -> Callable[[list[ShardingOption], Proposals], Ordered]:
     """The proposals of a proposer that goes on regardless of how the last one was rated."""
 
-    def proposals(space: list[ShardingOption]) -> Iterator[Proposal]:
+    def proposals(space: list[ShardingOption], every: Proposals) -> Ordered:
         proposer.load(search_space=space)
         while found := proposer.propose():
-            yield found
+            yield _Tally(found, every.marks)
             proposer.feedback(partitionable=True)
 
     return proposals

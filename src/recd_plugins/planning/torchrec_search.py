@@ -127,7 +127,7 @@ class BestOptions:
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        count, placed = len(self._proposals.compared), len(self._proposals.placed)
+        count, placed = len(self._proposals.compared), self._proposals.placed
         head = f"plan: cheapest of {so_many(count, 'proposal')} by TorchRec's performance model"
         if placed < count:
             were = "was" if placed == 1 else "were"
@@ -177,6 +177,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
                 for shard, estimated in zip(option.shards, first.shards, strict=True):
                     shard.perf, shard.storage = estimated.perf, estimated.storage
         for option in self._options:
+            option.__class__ = _Option
             if option.name in self._in_files:
                 for shard in option.shards:
                     shard.storage = _without_rows(option, shard)
@@ -205,6 +206,20 @@ class OrderedEnumerator(EmbeddingEnumerator):
         )
 
 
+class _Option(ShardingOption):
+    """An option of a search space. TorchRec hashes and copies all options of each proposal that it
+    places, shard by shard with all estimates, which took longer than to place them."""
+
+    def __hash__(self) -> int:
+        return id(self)  # a search space has each option once
+
+    def __deepcopy__(self, memo: Any) -> ShardingOption:
+        """A copy with shards of its own, whose ranks alone will differ."""
+        made = copy.copy(self)
+        made.shards = [copy.copy(shard) for shard in self.shards]
+        return made
+
+
 def _without_rows(option: ShardingOption, shard: Any) -> Any:
     """The host memory of a table shard, less its rows and their optimizer states; all of it where
     every rank has the table, which then lies in no file."""
@@ -218,18 +233,18 @@ def _without_rows(option: ShardingOption, shard: Any) -> Any:
 
 
 class _OncePerSize(EmbeddingPerfEstimator):
-    """TorchRec's estimates, made once for the shards of one size."""
+    """TorchRec's estimates, made once for the shards of one size: of row-wise ones, on hundreds of
+    ranks, all but the last are alike."""
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
         every = [option.shards for option in sharding_options]
         for option in sharding_options:
-            if len({tuple(shard.size) for shard in option.shards}) == 1:
-                option.shards = option.shards[:1]
+            option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
         super().estimate(sharding_options, sharder_data_map)
         for option, shards in zip(sharding_options, every, strict=True):
-            if len(option.shards) < len(shards):
-                for shard in shards:
-                    shard.perf = option.shards[0].perf
+            perfs = {tuple(shard.size): shard.perf for shard in option.shards}
+            for shard in shards:
+                shard.perf = perfs[tuple(shard.size)]
             option.shards = shards
 
 
