@@ -270,3 +270,29 @@ def test_the_best_split_is_found_by_those_beside_it(
     found: Any = search._fastest_split({}, rows)
     assert found.count == best
     assert len({*weighed}) <= FAR_APART + 10
+
+
+def test_other_sizes_of_one_table_are_priced_without_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bags = [pooled(f"t{n}", n, rows=1000, lookups=1) for n in range(2)]
+    sequences = [
+        dataclasses.replace(pooled(f"s{n}", n, rows=500, lookups=8), bags=0) for n in (2, 3)
+    ]
+    ledgers = SizedLedgers({one.name: one for one in (*bags, *sequences)}, PRICES)
+    sizes = {"t0": TableSizes(replicated=40, coalesce="rank"), "s2": TableSizes(coalesce="rank")}
+    tries = [
+        TableSizes(replicated=8, coalesce="node"),
+        TableSizes(),
+        AS_TORCHREC,
+    ]
+    before = ledgers.by(sizes)
+    expected = [ledgers.by(sizes | {"s2": own}) for own in tries]
+    assert ledgers.changed(before, "s2", sizes["s2"]) is before
+    made: list[Any] = []
+    monkeypatch.setattr(SizedLedgers, "_make", lambda self, every: made.append(every))
+    found = [ledgers.changed(before, "s2", own) for own in tries]
+    assert not made
+    for one, other in zip(found, expected, strict=True):
+        assert list(one.tables.items()) == list(other.tables.items())
+        assert one.ms == other.ms

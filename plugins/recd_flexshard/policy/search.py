@@ -254,11 +254,10 @@ class PlanSearch:
         for name, one in ledger.tables.items():
             if one.table.bags or one.sizes.as_torchrec:
                 continue
-            sizes = {other: each.sizes for other, each in ledger.tables.items()}
             tries = [dataclasses.replace(one.sizes, coalesce=level) for level in LEVELS]
             if one.table.shards is not None:
                 tries.append(AS_TORCHREC)
-            ledgers = [self.ledgers.by(sizes | {name: own}) for own in tries]
+            ledgers = [self.ledgers.changed(ledger, name, own) for own in tries]
             ledger = min(ledgers, key=lambda found: found.ms)
         return {name: way_of(one) for name, one in ledger.tables.items()}
 

@@ -76,6 +76,19 @@ class SizedLedgers:
             found = self._made[named] = self._make(every)
         return found
 
+    def changed(self, ledger: Ledger, name: str, own: TableSizes) -> Ledger:
+        """One of the ledgers, with other sizes of one of its tables of sequences. No other table is
+        looked at where the table's ids travel in both, and the ledger is not kept: a thousand
+        tables have thousands of them."""
+        one = ledger.tables[name]
+        if own == one.sizes:
+            return ledger
+        if one.table.bags or own.as_torchrec or one.sizes.as_torchrec:
+            sizes = {other: each.sizes for other, each in ledger.tables.items()}
+            return self.by(sizes | {name: own})
+        priced = self._price(name, own, self.tables[name].shards, None)
+        return Ledger(prices=self.prices, tables={**ledger.tables, name: priced})
+
     def merged(self, names: tuple[str, ...]) -> MergedRows:
         """The rows of these tables in one order."""
         if names not in self._merged:
