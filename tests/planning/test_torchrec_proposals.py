@@ -199,3 +199,17 @@ def test_a_proposal_takes_as_long_however_many_tables_there_are(
     compared, _ = counts(planner)
     assert compared > 1_000
     assert len(taken) < 3 * compared
+
+
+@pytest.mark.parametrize("time", [float("inf"), float("nan")])
+def test_an_option_without_a_finite_time_is_the_last_to_be_placed(time: float) -> None:
+    on = torchrec_topology(NODES, 8, "cuda")
+    found = OrderedEnumerator(topology=on, batch_size=BATCH_SIZE).enumerate(
+        module=model(1, 100), sharders=sharders()
+    )
+    every = Proposals(on, "greedy")
+    longest = max(every.marks(option).mean for option in found)
+    endless = copy.deepcopy(found[0])
+    for shard in endless.shards:
+        shard.perf = dataclasses.replace(shard.perf, fwd_compute=time)
+    assert every.marks(endless).mean > longest

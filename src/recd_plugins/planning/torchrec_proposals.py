@@ -13,7 +13,9 @@ options alone, which TorchRec places and rates alike, only the first is placed.
 
 from __future__ import annotations
 
+import math
 import random
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
@@ -65,7 +67,7 @@ class Proposals:
         found = self._marks.get(id(option))
         if found is None:
             found = self._marks[id(option)] = _Marks(
-                mean=Fraction(_total(option) / self.world_size),
+                mean=_exactly(_total(option) / self.world_size),
                 name=self._random.getrandbits(BITS),
                 kind=self._kind(option),
             )
@@ -245,6 +247,11 @@ def _longest(option: ShardingOption) -> float:
 def _total(option: ShardingOption) -> float:
     """Its score with `use_depth=False`: the total of all shards."""
     return sum(_times(option))
+
+
+def _exactly(milliseconds: float) -> Fraction:
+    """The time; longer than any other if it is infinite or no number."""
+    return Fraction(milliseconds if math.isfinite(milliseconds) else sys.float_info.max)
 
 
 def _times(option: ShardingOption) -> list[float]:
