@@ -193,7 +193,7 @@ def _check_fills(table: Table, order: Order, batch_size: int, consumers: int) ->
     if not table.num_rows:
         raise DataError(
             f"{table.path}: holds no rows, so nothing can be trained on it. Name another table, or "
-            "find out which etl step or filter removes all rows."
+            "find out which log, etl step or filter leaves it without any."
         )
     if not order.num_batches:
         fill = "fills" if table.num_rows == 1 else "fill"
