@@ -339,8 +339,8 @@ def test_what_the_next_epoch_begins_with_is_made_before_and_makes_room_first(
     last = replace(first, ahead=((0, 3),), afterwards=((10, 20), (30, 80)))
     job.gate.release(200)
     monkeypatch.setattr("recd_dsi.service.maker.REST", 3600.0)
+    assert len(maker.batches(job, first, 0)) == 1
     maker.announce(job, last)
-    assert len(maker.batches(job, last, 0)) == 1
     until(lambda: maker.made == 3)
     assert maker._next() is None  # it was asked a moment ago
     monkeypatch.setattr("recd_dsi.service.maker.REST", 0.001)
