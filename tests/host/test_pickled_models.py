@@ -1,5 +1,5 @@
-"""Ladder, one rank: a planned model that is pickled or copied before it is sharded, and a stack
-that is not."""
+"""Ladder, one rank: a planned model that is pickled, copied or quantized before it is sharded, and
+a stack that is neither pickled nor copied."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.ao import quantization
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantizedBags
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError
@@ -63,6 +65,29 @@ def test_a_planned_model_is_pickled(gloo_pool: GlooPool, registry: dict[str, Any
     ((of_pickled, of_model),) = gloo_pool.run(of_a_planned_model, registry, world_size=1)
     assert of_pickled == []
     assert any("the model trains unsharded" in one for one in of_model)
+
+
+def of_a_quantized_collection(registry: dict[str, Any]) -> tuple[type, torch.Tensor, torch.Tensor]:
+    """On a rank: what torch makes of a planned collection, and what that yields beside what the
+    collection yields."""
+    batch = from_lists({"pages": [[row, row + 1] for row in range(8)]})
+    model = Bags()
+    rp.load(registry).plan(model.bags, batches=[batch] * 4)
+    weight = quantization.PlaceholderObserver.with_args(dtype=torch.qint8)
+    activation = quantization.PlaceholderObserver.with_args(dtype=torch.float)
+    quantized = quantization.quantize_dynamic(
+        model,
+        qconfig_spec={EmbeddingBagCollection: quantization.QConfig(activation, weight)},
+        mapping={EmbeddingBagCollection: QuantizedBags},
+    )
+    return type(quantized.bags), quantized(batch), model(batch).detach()
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_a_planned_collection_is_quantized(gloo_pool: GlooPool, registry: dict[str, Any]) -> None:
+    ((kind, quantized, plain),) = gloo_pool.run(of_a_quantized_collection, registry, world_size=1)
+    assert kind is QuantizedBags
+    torch.testing.assert_close(quantized, plain, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("made", [pickle.dumps, copy.deepcopy])

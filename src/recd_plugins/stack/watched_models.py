@@ -144,15 +144,16 @@ class _Watch:
             return [self._watching, self._watch_order(module, self._planner)]
         return [self._watching]
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Look at the module once it is sharded; a notice where it surely trains unsharded."""
+    def _before(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        """Look at the module once it is sharded; a notice where it surely trains unsharded. Torch's
+        quantization hands a module's hooks to the one in its place, as ones without `kwargs`."""
         import torch
         from torch.fx import Proxy
         from torchrec.distributed.types import ShardedModule
 
         if not (module.training or torch.is_grad_enabled()):
             return  # an evaluation, which may come before the training's loader is made
-        given = (*args, *kwargs.values())
+        given = (*args, *(kwargs or {}).values())
         traced = any(isinstance(one, Proxy) for one in given)  # by a pipeline, without a batch
         is_copy = module is not self._planned()
         if self._looked or traced:  # a copy of the model keeps the hook
