@@ -92,7 +92,9 @@ def propose(
     return found
 
 
-def small_ones_sharded(**constraints: Any) -> list[str]:
+def small_ones_sharded(
+    given: Mapping[str, ParameterConstraints] | None = None, **constraints: Any
+) -> list[str]:
     """What is said of a plan that has a table of few rows on one rank, and of what a planner in
     front makes of it."""
     tables = [
@@ -100,7 +102,7 @@ def small_ones_sharded(**constraints: Any) -> list[str]:
         for name, rows in {"pages": 5_000, "few": 300}.items()
     ]
     model = nn.ModuleDict({"bags": EmbeddingBagCollection(tables, device=torch.device("meta"))})
-    made = planner(named=False, constraints=constraints, search="torchrec")
+    made = planner(given=given, named=False, constraints=constraints, search="torchrec")
     plan: Mapping[str, Mapping[str, Any]] = made.propose(model, Topology(), 2).plan
     assert plan["bags"]["few"].sharding_type == "table_wise" or constraints
     behind = made.row_wise(["pages", *([] if constraints else ["few"])])
@@ -372,6 +374,9 @@ def test_small_tables_that_nobody_names_an_optimizer_of_are_named() -> None:
     assert "`sharding.constraints: {few: {sharding_types: [data_parallel]}}`" in notice
     for kind in ("data_parallel", "table_wise"):
         assert not small_ones_sharded(few={"sharding_types": [kind]})
+    fused = ["fused"]  # no kernel of a table that every rank has
+    assert not small_ones_sharded(few={"compute_kernels": fused})
+    assert not small_ones_sharded({"few": ParameterConstraints(compute_kernels=fused)})
 
 
 def test_tables_that_links_alone_have_on_every_rank_are_named() -> None:

@@ -320,6 +320,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
             name
             for name in unnamed
             if DATA_PARALLEL in (constraints[name].sharding_types or ())
+            and "dense" in (constraints[name].compute_kernels or ("dense",))
             and rows[name] <= max(self._batch_size, UNSAID_BATCH)
         )
 
