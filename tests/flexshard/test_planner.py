@@ -496,6 +496,24 @@ def test_tables_that_none_can_choose_are_not_proposed(others: list[str], says: s
     assert re.search(says, said)
 
 
+@pytest.mark.parametrize(
+    ("constrained", "says"),
+    [
+        (["item"], r"let their rows travel: `coalesce: rank, tables: \[user\]`"),
+        (["item", "user"], "constraints keep tables item, user from being row-wise"),
+    ],
+)
+def test_tables_that_constraints_keep_whole_are_not_proposed(
+    constrained: list[str], says: str
+) -> None:
+    constraints = {name: {"sharding_types": ["table_wise"]} for name in constrained}
+    others = {"search": "greedy", "constraints": constraints}
+    made = planner(goal="min_communication", coalesce="rank", others=others)
+    made.propose(nn.ModuleList(bags(name, False) for name in ("item", "user")), SLOW, 4)
+    (said,) = [text for text in map(str, made.notices()) if "flexshard is not used" in text]
+    assert re.search(says, said)
+
+
 def probed() -> Iterable[Batch]:
     return [step[0] for step in random_batches(SCHEMA, steps=8)]
 

@@ -368,7 +368,8 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         names = self._left.to_choose(every)
         if not names:
             return self._left.all_left()
-        return self.no_tables({name: every[name] for name in names})
+        free = {name: every[name] for name in names if may_be_row_wise(self.others, name)}
+        return self.no_tables(free) if free else self._left.constrained(names)
 
     def _by_policy(self, asked: _AskedPlan) -> tuple[str, ShardingPlan]:
         """Why the tier plan of the policy is what it is, in words; and the plan of the planner
