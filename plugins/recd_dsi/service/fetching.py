@@ -393,7 +393,7 @@ class Fetching:
         afterwards: list[tuple[int, int]] = []
         if run.stop == ahead[-1][1]:  # nothing else of this epoch is asked for
             begins = enumerate(self._afterwards[:soon])
-            afterwards = [one for turn, one in begins if self._of_turn(turn) is remote]
+            afterwards = [one for number, one in begins if self._of_turn(number) is remote]
         return Request(
             job=self._job,
             consumer=self._consumer,
