@@ -40,16 +40,16 @@ def worker_of(loader: ServiceLoader) -> int:
 
 
 def begin_anew(*loaders: ServiceLoader) -> None:
-    """Loaders of one worker go on with an epoch that they have not announced to it, once it
+    """Loaders of one worker each go on with an epoch that they have not announced to it, once it
     has made what they did announce: so a measured epoch has all of its own work."""
     for loader in loaders:
         state = loader.state_dict()
         loader.load_state_dict({**state, "epoch": state["epoch"] + 1, "batches": 0})
-    worker = worker_of(loaders[0])
-    began = -IDLE
-    while (now := processor_seconds(worker)) - began >= IDLE:
-        began = now
-        time.sleep(LOOK)
+    for worker in {worker_of(loader) for loader in loaders}:
+        began = -IDLE
+        while (now := processor_seconds(worker)) - began >= IDLE:
+            began = now
+            time.sleep(LOOK)
 
 
 @contextlib.contextmanager

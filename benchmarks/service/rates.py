@@ -75,7 +75,7 @@ def _one_worker(
             "decoding": decoding(table, columns),
         }
         of = f"one worker, {kind} batches{size}"
-        measured = alternate(sides, rounds, of=of, before=partial(_begin_all_anew, ours.values()))
+        measured = alternate(sides, rounds, of=of, before=partial(begin_anew, *ours.values()))
     end_workers()
 
     def cpu(side: str) -> float:
@@ -241,11 +241,6 @@ def rows_of(loader: Iterable[Batch]) -> int:
             if features is not None:
                 features.values().sum()
     return rows
-
-
-def _begin_all_anew(loaders: Iterable[ServiceLoader]) -> None:
-    for loader in loaders:
-        begin_anew(loader)
 
 
 def _taken(loader: ServiceLoader) -> Taken:
