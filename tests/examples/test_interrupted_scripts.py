@@ -49,12 +49,15 @@ def as_a_terminal_has_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "line"), [("all_together.py", "row-wise"), ("growing_log.py", "period 0")]
+    ("script", "samples", "line"),
+    [("all_together.py", [], "row-wise"), ("growing_log.py", ["6000"], "period 0")],
 )
-def test_a_script_ends_without_a_traceback(script: str, line: str, tmp_path: Path) -> None:
+def test_a_script_ends_without_a_traceback(
+    script: str, samples: list[str], line: str, tmp_path: Path
+) -> None:
     """Its ranks, or a thread of it, are at work: it cannot be done before the signal comes."""
     with subprocess.Popen(
-        [sys.executable, str(EXAMPLES / script)],
+        [sys.executable, str(EXAMPLES / script), *samples],
         env=os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
