@@ -37,8 +37,8 @@ from recd_plugins.api.data import (
 from recd_plugins.api.planning import (
     ChosenSizes,
     ModelTable,
+    ProfiledTable,
     RowDistribution,
-    SequenceTable,
     TableSizes,
     TierPlanner,
 )
@@ -82,7 +82,7 @@ VALUES: dict[str, tuple[type, ...]] = {
     "stats": (StatsReport, StatsTable),
     "reader": (Batch,),
     "dedup": (InverseKeyedJaggedTensor,),
-    "cache": (TierPlanner, ChosenSizes, TableSizes, SequenceTable, ModelTable, RowDistribution),
+    "cache": (TierPlanner, ChosenSizes, TableSizes, ProfiledTable, ModelTable, RowDistribution),
 }
 """What else the methods of these take and return; each is at the slot that has it first."""
 RELATION = {

@@ -16,7 +16,7 @@ from recd_plugins.api.planning import (
     Ledger,
     ModelTable,
     PlanReport,
-    SequenceTable,
+    ProfiledTable,
     TableSizes,
     TierPlanner,
     model_tables,
@@ -50,7 +50,7 @@ class MyCache(TierPlanner):
     def choose(
         self,
         model: nn.Module,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:

@@ -13,7 +13,7 @@ from benchmarks.peak_memory import peak_memory
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 
 __all__ = ["billion_rows"]
 
@@ -21,7 +21,7 @@ __all__ = ["billion_rows"]
 def billion_rows(tables: int = 100, rows: int = 10**7) -> Iterator[Figure]:
     """`goal: auto` over many large tables of several widths."""
     each = {
-        f"t{i}": SequenceTable(
+        f"t{i}": ProfiledTable(
             name=f"t{i}", rows=zipf(rows, 10 + i, 1 + i / 200), dim=64 * (1 + i % 4)
         )
         for i in range(tables)

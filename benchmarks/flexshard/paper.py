@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.flexshard.coverage_curve import through_points
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import PAPER_K, priced
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.topology import PRESETS
 
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]
@@ -38,11 +38,11 @@ class PaperModel:
     ms: Mapping[str, Mapping[str, float]]
     """Measured times, by design and collective."""
 
-    def tables(self) -> dict[str, SequenceTable]:
+    def tables(self) -> dict[str, ProfiledTable]:
         """One table, its access curve through the model's own points."""
         flex = (self.replicated[0] + self.per_node[0], self.replicated[1] + self.per_node[1])
         rows = through_points(self.num_rows, self.lookups, [self.replicated, self.two_tier, flex])
-        return {"table": SequenceTable(name="table", rows=rows, dim=256)}
+        return {"table": ProfiledTable(name="table", rows=rows, dim=256)}
 
     def sizes(self) -> dict[str, TableSizes]:
         """The published sizes, by design."""

@@ -8,7 +8,7 @@ from benchmarks.flexshard.workload import TABLE, Workload
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 
 __all__ = ["COALESCED", "ROW_WISE", "Side", "tables"]
@@ -42,8 +42,8 @@ class Side:
         return Ledger.of(tables(workload), {TABLE: self.sizes}, prices)
 
 
-def tables(workload: Workload) -> dict[str, SequenceTable]:
-    return {TABLE: SequenceTable(name=TABLE, rows=workload.rows, dim=workload.dim)}
+def tables(workload: Workload) -> dict[str, ProfiledTable]:
+    return {TABLE: ProfiledTable(name=TABLE, rows=workload.rows, dim=workload.dim)}
 
 
 ROW_WISE = Side(name="row-wise")

@@ -35,7 +35,7 @@ from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.step.compute import Compute
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 from recd_plugins.planning.tier_plan import Rows, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
@@ -86,17 +86,17 @@ class EmulatedJob:
         """Unique samples of histories."""
         return len(range(0, self.batch_size, self.samples_per_session)) / self.batch_size
 
-    def tables(self) -> dict[str, SequenceTable]:
+    def tables(self) -> dict[str, ProfiledTable]:
         """As a ledger takes them: of unique samples, where they are fewer."""
         rows = self.rows.deduplicated(1 / self.share)
-        history = SequenceTable(
+        history = ProfiledTable(
             name=HISTORY,
             rows=rows,
             dim=self.dim,
             bags=self.share if self.pooled else 0,
             collection="bags" if self.pooled else "sequences",
         )
-        item = SequenceTable(
+        item = ProfiledTable(
             name=ITEM, rows=uniform(self.num_rows, 1), dim=self.dim, bags=1, collection="bags"
         )
         return {HISTORY: history, ITEM: item}

@@ -21,7 +21,7 @@ from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 
 __all__ = ["MODELS", "ModelledJob", "by_flexshard", "by_recd", "job"]
 
@@ -46,9 +46,9 @@ class ModelledJob:
 
     name: str
     batch_size: int
-    sequences: Mapping[str, SequenceTable]
+    sequences: Mapping[str, ProfiledTable]
     """Tables whose rows come one by one, those of a feature group as one."""
-    bags: Mapping[str, SequenceTable]
+    bags: Mapping[str, ProfiledTable]
     """Pooled tables, as one for user features and one for items."""
     compute: Compute
     shares: Mapping[str, float]
@@ -58,7 +58,7 @@ class ModelledJob:
         """Of rows, on a cluster of its devices."""
         return Prices(cluster=cluster, batch_size=self.batch_size, k=K)
 
-    def tables(self, *, unique: bool, world_size: int) -> dict[str, SequenceTable]:
+    def tables(self, *, unique: bool, world_size: int) -> dict[str, ProfiledTable]:
         """All tables, those of `unique` samples where these are looked up; pooled ones table-wise,
         dealt out evenly."""
         even = PlannedShards(
@@ -168,14 +168,14 @@ def _pooling(
     )
 
 
-def _table(name: str, features: list[Mapping[str, Any]], dim: int, *, bags: float) -> SequenceTable:
+def _table(name: str, features: list[Mapping[str, Any]], dim: int, *, bags: float) -> ProfiledTable:
     """The tables of features alike, as one of as many rows."""
     parts = [zipf(one["num_ids"], one["length"], SKEW) for one in features]
     rows = RowDistribution.of(
         np.concatenate([part.counts for part in parts]), np.concatenate([part.p for part in parts])
     )
     collection = "bags" if bags else "sequences"
-    return SequenceTable(name=name, rows=rows, dim=dim, bags=bags, collection=collection)
+    return ProfiledTable(name=name, rows=rows, dim=dim, bags=bags, collection=collection)
 
 
 def _layers(dense: int, features: int, model: Mapping[str, Any], dim: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
 from recd_plugins.planning.topology import GB
 
 __all__ = ["PLANS", "TOGETHER", "at_batch", "modelled_step", "modelled_steps", "step_of"]
@@ -67,7 +67,7 @@ def step_of(
 
 
 def _sizes(
-    plan: str, sequences: Mapping[str, SequenceTable], prices: Prices
+    plan: str, sequences: Mapping[str, ProfiledTable], prices: Prices
 ) -> dict[str, TableSizes]:
     chosen = partial(choose, sequences, prices)
     if plan == "FlexShard":

@@ -42,7 +42,7 @@ from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.measured_topology import ROUNDS
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
@@ -285,7 +285,7 @@ class _Sides:
     setting: Setting
     topology: Topology
     others: TorchRecPlanner
-    tables: Mapping[str, SequenceTable]
+    tables: Mapping[str, ProfiledTable]
     profile: Profile
     prices: Prices
 

@@ -22,7 +22,7 @@ from recd_plugins.api.planning import (
     ModelTable,
     PlanReport,
     Prices,
-    SequenceTable,
+    ProfiledTable,
     TableSizes,
     TierPlanner,
     model_tables,
@@ -85,7 +85,7 @@ class FlexShardPlanner(TierPlanner):
     def choose(
         self,
         model: nn.Module,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
@@ -110,7 +110,7 @@ class FlexShardPlanner(TierPlanner):
         left = {name: AS_TORCHREC for name, size in sized.items() if size == TableSizes()}
         return self._chosen(Ledger.of(tables, sized | left, prices), tables)
 
-    def _searched(self, tables: Mapping[str, SequenceTable], prices: Prices) -> ChosenSizes:
+    def _searched(self, tables: Mapping[str, ProfiledTable], prices: Prices) -> ChosenSizes:
         """The best of all ways of all tables."""
         config = self._config
         budget = (config.budget_gb or 0.0) * GB
@@ -120,7 +120,7 @@ class FlexShardPlanner(TierPlanner):
     def _chosen(
         self,
         ledger: Ledger,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         considered: Mapping[str, Sequence[Considered]] | None = None,
         own: Ledger | None = None,
     ) -> ChosenSizes:

@@ -15,7 +15,7 @@ from recd_plugins.api.planning import (
     MergedRows,
     PlanReport,
     Prices,
-    SequenceTable,
+    ProfiledTable,
     TableSizes,
 )
 from recd_scars.config import ScarsConfig
@@ -29,7 +29,7 @@ __all__ = ["cached_rows", "sample_bytes"]
 
 def cached_rows(
     config: ScarsConfig,
-    tables: Mapping[str, SequenceTable],
+    tables: Mapping[str, ProfiledTable],
     prices: Prices,
     memory: DeviceMemory,
 ) -> ChosenSizes:
@@ -129,7 +129,7 @@ def _budget(config: ScarsConfig) -> float:
     return (config.budget_gb or 0.0) * GB
 
 
-def _none_on_one_rank(tables: Mapping[str, SequenceTable], prices: Prices) -> ChosenSizes:
+def _none_on_one_rank(tables: Mapping[str, ProfiledTable], prices: Prices) -> ChosenSizes:
     """No replica: where no row travels, a copy saves what a kernel's own cache saves, for more
     work. An H100 took 43 ms for a step with both, and 17 with caches alone."""
     sizes = dict.fromkeys(tables, TableSizes())

@@ -27,8 +27,8 @@ from recd_plugins.api.planning import (
     ModelTable,
     OrdersBatches,
     Profile,
+    ProfiledTable,
     RowDistribution,
-    SequenceTable,
     TableConstraint,
     TablePlan,
     TableSizes,
@@ -118,7 +118,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def choose(
         self,
         model: nn.Module,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
@@ -145,7 +145,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self,
         policy: TierPlanner,
         model: nn.Module,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
@@ -160,7 +160,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         )
 
     def _cached(
-        self, tables: Mapping[str, SequenceTable], cluster: Cluster, memory: DeviceMemory
+        self, tables: Mapping[str, ProfiledTable], cluster: Cluster, memory: DeviceMemory
     ) -> ChosenSizes:
         """The number of rows of each that are cached, and why."""
         prices = self.prices(tables, cluster)
@@ -169,7 +169,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return remembered(asked, lambda: cached_rows(self._config, tables, prices, memory))
 
     def _from_host(
-        self, chosen: ChosenSizes, tables: Mapping[str, SequenceTable], topology: Topology
+        self, chosen: ChosenSizes, tables: Mapping[str, ProfiledTable], topology: Topology
     ) -> ChosenSizes:
         """The choice, and why each table has the kernel by which it is served from host memory."""
         assert self._memory is not None
@@ -483,7 +483,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         return self.tier_plan.tables if self.tier_plan else {}
 
 
-def memory_of_hot_rows(tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]) -> str:
+def memory_of_hot_rows(tables: Mapping[str, ProfiledTable], sizes: Mapping[str, TableSizes]) -> str:
     """The line of a plan on the memory in which hot samples are found; "" where that is little."""
     if sum(table.rows.num_rows for table in tables.values()) < 8 * FROM_BYTES:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from recd_plugins.api import so_many
-from recd_plugins.api.planning import Coalesce, SequenceTable, TableSizes, aligned, in_share
+from recd_plugins.api.planning import Coalesce, ProfiledTable, TableSizes, aligned, in_share
 from recd_scars.theory import coalesced, plain
 
 __all__ = ["lines", "rows_per_batch"]
@@ -14,7 +14,7 @@ HEADER = ("table", "cached", "of rows", "lookups", "MB", "rows a step", "coalesc
 
 
 def rows_per_batch(
-    table: SequenceTable, *, batch_size: int, cached: int
+    table: ProfiledTable, *, batch_size: int, cached: int
 ) -> tuple[float, float, float]:
     """Rows that come to a rank in a step: b L; each once; each once that is not cached."""
     rows = table.rows
@@ -26,7 +26,7 @@ def rows_per_batch(
 
 
 def lines(
-    tables: Mapping[str, SequenceTable],
+    tables: Mapping[str, ProfiledTable],
     sizes: Mapping[str, TableSizes],
     *,
     batch_size: int,

@@ -30,7 +30,7 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
@@ -274,7 +274,7 @@ def test_rows_of_mapped_files_are_the_first_to_get_replicas() -> None:
     cluster = Cluster.of(Topology(ranks_per_node=1, inter_node_gbps=0.1), 2)
     prices = Prices(cluster=cluster, batch_size=B, k=1.7)
     tables = {
-        name: SequenceTable(name=name, rows=zipf(20_000, 6, 1.2), dim=DIM, mapped=name == "mapped")
+        name: ProfiledTable(name=name, rows=zipf(20_000, 6, 1.2), dim=DIM, mapped=name == "mapped")
         for name in ("mapped", "memory")
     }
     found = PlanSearch(tables, prices, budget=1000 * 1.7 * 4 * DIM).run().tables

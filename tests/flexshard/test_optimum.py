@@ -15,12 +15,12 @@ from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_sizes import MergedRows, SequenceTable
+from recd_plugins.planning.table_sizes import MergedRows, ProfiledTable
 from recd_plugins.planning.topology import Topology
 
 TABLES = {
-    "hot": SequenceTable(name="hot", rows=RowDistribution.of([2], [0.5]), dim=16),
-    "cold": SequenceTable(name="cold", rows=RowDistribution.of([4], [0.1]), dim=16, bags=3.0),
+    "hot": ProfiledTable(name="hot", rows=RowDistribution.of([2], [0.5]), dim=16),
+    "cold": ProfiledTable(name="cold", rows=RowDistribution.of([4], [0.1]), dim=16, bags=3.0),
 }
 """Two rows, then four, of bags."""
 MERGED = MergedRows.of(TABLES)

@@ -23,7 +23,7 @@ from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_sizes import MergedRows, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import MergedRows, ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import Link, Topology
 
@@ -78,7 +78,7 @@ def test_memory_neutral_returns_to_zero(name: str) -> None:
 
 
 def test_by_itself_auto_has_all_tiers_and_no_budget() -> None:
-    tables = {"t": SequenceTable(name="t", rows=zipf(10_000, 50.0, 1.1), dim=16)}
+    tables = {"t": ProfiledTable(name="t", rows=zipf(10_000, 50.0, 1.1), dim=16)}
     large, small = (Prices(cluster=SLOW, batch_size=batch, k=3.0) for batch in (512, 64))
 
     def sizes(prices: Prices, **asked: Any) -> TableSizes:
@@ -111,7 +111,7 @@ def test_rows_are_taken_until_what_they_saved_is_used_up(
 
 def test_the_first_rows_of_each_table_among_all() -> None:
     tables = {
-        name: SequenceTable(name=name, rows=RowDistribution.of(counts, p), dim=16)
+        name: ProfiledTable(name=name, rows=RowDistribution.of(counts, p), dim=16)
         for name, counts, p in (("a", [3, 5], [0.5, 0.1]), ("b", [4], [0.3]))
     }
     merged = MergedRows.of(tables)  # 3 of a, 4 of b, 5 of a
@@ -119,13 +119,13 @@ def test_the_first_rows_of_each_table_among_all() -> None:
     assert _first(merged, np.array([2, 0])).tolist() == [2, 0, 0]
 
 
-def small(rows: list[float], dim: int = 16) -> dict[str, SequenceTable]:
+def small(rows: list[float], dim: int = 16) -> dict[str, ProfiledTable]:
     """One row a run, drawn with these p."""
-    return {"t": SequenceTable(name="t", rows=RowDistribution.of([1] * len(rows), rows), dim=dim)}
+    return {"t": ProfiledTable(name="t", rows=RowDistribution.of([1] * len(rows), rows), dim=dim)}
 
 
 def brute_force(
-    tables: dict[str, SequenceTable], prices: Prices, tiers: int, budget: float
+    tables: dict[str, ProfiledTable], prices: Prices, tiers: int, budget: float
 ) -> tuple[float, float]:
     """The least milliseconds within the budget, latencies aside, of all assignments of rows;
     and the most that one row can change."""
@@ -193,9 +193,9 @@ TABLES = st.dictionaries(
 )
 
 
-def drawn(what: dict[str, tuple[int, float, float, int]]) -> dict[str, SequenceTable]:
+def drawn(what: dict[str, tuple[int, float, float, int]]) -> dict[str, ProfiledTable]:
     return {
-        name: SequenceTable(name=name, rows=zipf(rows, lookups, exponent), dim=dim)
+        name: ProfiledTable(name=name, rows=zipf(rows, lookups, exponent), dim=dim)
         for name, (rows, lookups, exponent, dim) in what.items()
     }
 
@@ -250,8 +250,8 @@ def test_more_memory_is_never_slower(
 
 def test_tables_of_other_widths_share_the_memory_by_p() -> None:
     rows = zipf(1000, 20)
-    one = {"a": SequenceTable(name="a", rows=rows, dim=64)}
-    two = {**one, "b": SequenceTable(name="b", rows=rows, dim=8)}
+    one = {"a": ProfiledTable(name="a", rows=rows, dim=64)}
+    two = {**one, "b": ProfiledTable(name="b", rows=rows, dim=8)}
     prices = Prices(cluster=SLOW, batch_size=64, k=6.25, reduce="dense")
     alone = choose(one, prices, tiers=2).tables["a"].sizes.replicated
     both = choose(two, prices, tiers=2).tables
@@ -276,7 +276,7 @@ def test_a_negative_budget_is_saved_or_refused() -> None:
 def test_no_memory_is_to_be_had_unless_it_is_given() -> None:
     """Four rows of 64 bytes whose replicas take 0.1 bytes each more than row-wise does, which is
     64 / 4 + 2 * 64 of p B = 1, against k 64 + 64: at 0 bytes there is no room, at 1 there is."""
-    tables = {"t": SequenceTable(name="t", rows=RowDistribution.of([4], [0.25]), dim=16)}
+    tables = {"t": ProfiledTable(name="t", rows=RowDistribution.of([4], [0.25]), dim=16)}
     prices = Prices(cluster=LINKS, batch_size=4, k=1.25 + 0.1 / 64, reduce="dense")
     sizes = choose(tables, prices, goal="budget").tables["t"].sizes
     assert sizes == TableSizes()
@@ -288,7 +288,7 @@ def test_no_memory_is_to_be_had_unless_it_is_given() -> None:
 def test_the_buffers_of_coalesced_bags_are_no_budget_of_replicas() -> None:
     """Rows of bags that travel need buffers that sums do not, so that no sizes take as little as
     plain TorchRec: without a budget those are taken that take least, which is no error."""
-    bags = SequenceTable(name="t", rows=zipf(400, 20), dim=16, bags=1, collection="bags")
+    bags = ProfiledTable(name="t", rows=zipf(400, 20), dim=16, bags=1, collection="bags")
     prices = Prices(cluster=SLOW, batch_size=64, k=2)
     none, some = (
         choose({"t": bags}, prices, goal="budget", budget=budget, coalesce="rank")
@@ -303,7 +303,7 @@ def test_the_buffers_of_coalesced_bags_are_no_budget_of_replicas() -> None:
 
 def test_three_tiers_are_planned_with_unless_two_are_asked_for() -> None:
     """Rows that any node looks up, but few ranks: one copy a node is what pays."""
-    tables = {"t": SequenceTable(name="t", rows=zipf(400, 20), dim=16)}
+    tables = {"t": ProfiledTable(name="t", rows=zipf(400, 20), dim=16)}
     prices = Prices(cluster=SLOW, batch_size=64, k=6.25)
     found = choose(tables, prices)
     assert found.tables["t"].sizes.per_node > 0
@@ -325,7 +325,7 @@ def test_three_tiers_are_planned_with_unless_two_are_asked_for() -> None:
 )
 def test_by_one_tier_no_goal_has_replicas(goal: Goal) -> None:
     """Memory is saved by coalescing alone then, if it is asked for."""
-    tables = {"t": SequenceTable(name="t", rows=zipf(400, 20), dim=16)}
+    tables = {"t": ProfiledTable(name="t", rows=zipf(400, 20), dim=16)}
     prices = Prices(cluster=SLOW, batch_size=64, k=6.25)
     coalesce: Coalesce = "none" if goal == "auto" else "node"
     ledger = choose(tables, prices, goal=goal, tiers=1, coalesce=coalesce, budget=0.0)
@@ -341,7 +341,7 @@ def test_by_one_tier_no_goal_has_replicas(goal: Goal) -> None:
 def test_the_curve_counts_from_plain_row_wise_what_pooled_sums_take_too() -> None:
     """Answers that are coalesced are spread, and summed: buffers that are no row's."""
     rows = zipf(400, 20)
-    tables = {"t": SequenceTable(name="t", rows=rows, dim=16, bags=2)}
+    tables = {"t": ProfiledTable(name="t", rows=rows, dim=16, bags=2)}
     prices = Prices(cluster=SLOW, batch_size=64, k=1.62)
     curve = frontier(tables, prices, plan={"t": TableSizes(coalesce="rank")})
     found = choose(tables, prices, goal="min_communication", coalesce="rank")
@@ -353,8 +353,8 @@ def test_the_curve_has_tables_whose_sums_travel_as_the_plan_has_them() -> None:
     """Row-wise sums of pooled tables: no row of theirs has a price."""
     rows = zipf(400, 20)
     tables = {
-        "pooled": SequenceTable(name="pooled", rows=rows, dim=16, bags=2),
-        "sequence": SequenceTable(name="sequence", rows=rows, dim=16),
+        "pooled": ProfiledTable(name="pooled", rows=rows, dim=16, bags=2),
+        "sequence": ProfiledTable(name="sequence", rows=rows, dim=16),
     }
     prices = Prices(cluster=SLOW, batch_size=64, k=1.62)
     plan = {"pooled": TableSizes(replicated=200)}
@@ -369,15 +369,15 @@ def test_the_curve_has_tables_whose_sums_travel_as_the_plan_has_them() -> None:
 
 
 def test_without_skew_auto_leaves_row_wise_alone() -> None:
-    tables = {"t": SequenceTable(name="t", rows=uniform(10**8, 10), dim=64)}
+    tables = {"t": ProfiledTable(name="t", rows=uniform(10**8, 10), dim=64)}
     prices = Prices(cluster=SLOW, batch_size=64, k=1.62)
     assert choose(tables, prices, goal="auto").tables["t"].sizes == TableSizes()
 
 
 def test_hot_rows_make_auto_coalesce_and_replicate() -> None:
     tables = {
-        "hot": SequenceTable(name="hot", rows=zipf(1_000_000, 200, 1.2), dim=64),
-        "flat": SequenceTable(name="flat", rows=uniform(10**8, 1), dim=64),
+        "hot": ProfiledTable(name="hot", rows=zipf(1_000_000, 200, 1.2), dim=64),
+        "flat": ProfiledTable(name="flat", rows=uniform(10**8, 1), dim=64),
     }
     cluster = dataclasses.replace(SLOW, ranks_per_node=4, unique_ns=26)
     prices = Prices(cluster=cluster, batch_size=512, k=1.62)
@@ -393,7 +393,7 @@ def test_hot_rows_make_auto_coalesce_and_replicate() -> None:
 
 
 def test_one_node_or_one_rank_a_node_has_no_flex() -> None:
-    tables = {"t": SequenceTable(name="t", rows=zipf(1000, 20), dim=64)}
+    tables = {"t": ProfiledTable(name="t", rows=zipf(1000, 20), dim=64)}
     for n_nodes, ranks in ((1, 4), (4, 1)):
         cluster = dataclasses.replace(SLOW, n_nodes=n_nodes, ranks_per_node=ranks)
         prices = Prices(cluster=cluster, batch_size=64, k=1.62)

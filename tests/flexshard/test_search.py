@@ -21,7 +21,7 @@ from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
 from recd_plugins.planning.topology import Link, Topology
 
 CLUSTER = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
@@ -31,13 +31,13 @@ MUCH = float(1 << 30)
 
 def pooled(
     name: str, rank: int, *, rows: int, lookups: float, exponent: float = 1.05, bags: float = 1
-) -> SequenceTable:
+) -> ProfiledTable:
     shards = PlannedShards(kind="table_wise", shards=(PlannedShard(rank, 1.0, 1.0),))
     law = zipf(rows, lookups, exponent) if exponent else uniform(rows, lookups)
-    return SequenceTable(name=name, rows=law, dim=64, bags=bags, collection="bags", shards=shards)
+    return ProfiledTable(name=name, rows=law, dim=64, bags=bags, collection="bags", shards=shards)
 
 
-def searched(*tables: SequenceTable, budget: float = MUCH) -> PlanSearch:
+def searched(*tables: ProfiledTable, budget: float = MUCH) -> PlanSearch:
     search = PlanSearch({one.name: one for one in tables}, PRICES, budget=budget)
     search.run()
     return search
@@ -92,7 +92,7 @@ def test_tables_of_fewer_rows_than_ranks_are_row_wise_beside_others_alone() -> N
 
 def test_coalescing_alone_is_no_matter_of_memory() -> None:
     """Its buffers are a step's: at a budget of 0 they do not stand against it."""
-    sequences = SequenceTable(name="s", rows=zipf(3_000, 1.5, 0.8), dim=64, collection="sequences")
+    sequences = ProfiledTable(name="s", rows=zipf(3_000, 1.5, 0.8), dim=64, collection="sequences")
     prices = dataclasses.replace(PRICES, batch_size=2048)
     coalesced = Ledger.of({"s": sequences}, {"s": TableSizes(coalesce="rank")}, prices)
     search = PlanSearch({"s": sequences}, prices, budget=0.0)
@@ -107,7 +107,7 @@ def test_coalescing_alone_is_no_matter_of_memory() -> None:
 
 def test_one_tier_is_coalescing_without_replicas() -> None:
     """However much memory smaller exchanges leave, and whichever plan of replicas is faster."""
-    sequences = SequenceTable(name="s", rows=zipf(3_000, 1.5, 1.2), dim=64, collection="sequences")
+    sequences = ProfiledTable(name="s", rows=zipf(3_000, 1.5, 1.2), dim=64, collection="sequences")
     tables = {"s": sequences, "b": pooled("b", 0, rows=1000, lookups=1)}
     search = PlanSearch(tables, PRICES, budget=MUCH, tiers=1)
     assert PlanSearch(tables, PRICES, budget=MUCH).run().ms < search.run().ms < search.own.ms
@@ -123,7 +123,7 @@ def test_torchrecs_plan_is_left_only_if_it_is_slower_where_ranks_work_meanwhile_
     """Coalescing spares bytes and takes operations. Where ranks share a processor, bytes that they
     would wait for are worth less: a step that is long by its calls stays TorchRec's."""
     each = tuple(PlannedShard(rank, 0.25, 1.0) for rank in range(4))
-    table = SequenceTable(
+    table = ProfiledTable(
         name="s",
         rows=zipf(2_000, 4, 1.05),
         dim=64,
@@ -151,7 +151,7 @@ def test_rows_are_copied_only_if_that_is_faster_where_ranks_work_meanwhile_too()
     """Prices as measured on two nodes of two ranks that share processors, behind 1,000 mbit: by the
     one price replicas save 5%, by the other they take 29% more, and steps took 82 ms for 79.
     Behind a tenth of the bandwidth both prices have them."""
-    table = SequenceTable(name="s", rows=zipf(100_000, 40, 1.05), dim=64, collection="s")
+    table = ProfiledTable(name="s", rows=zipf(100_000, 40, 1.05), dim=64, collection="s")
 
     def searched_behind(gbps: float) -> PlanSearch:
         cluster = Cluster(
@@ -216,7 +216,7 @@ def test_a_table_is_priced_once_however_many_splits_are_tried(
     cold = [pooled(f"cold{n}", n % 4, rows=10**5 + n, lookups=20, exponent=0) for n in range(12)]
     placed: list[str] = []
 
-    def counting(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
+    def counting(prices: Prices, table: ProfiledTable, shards: PlannedShards) -> Cost:
         placed.append(table.name)
         return sharded_cost(prices, table, shards)
 

@@ -30,7 +30,7 @@ from recd_plugins.planning.codecs import torchrec_codecs
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
@@ -45,15 +45,15 @@ PRICES = Prices(
 )
 
 
-def bags(rows: RowDistribution, *, dim: int = 16, features: int = 1) -> dict[str, SequenceTable]:
-    return {"t": SequenceTable(name="t", rows=rows, dim=dim, bags=features)}
+def bags(rows: RowDistribution, *, dim: int = 16, features: int = 1) -> dict[str, ProfiledTable]:
+    return {"t": ProfiledTable(name="t", rows=rows, dim=dim, bags=features)}
 
 
-def cost(tables: dict[str, SequenceTable], **sizes: Any) -> Cost:
+def cost(tables: dict[str, ProfiledTable], **sizes: Any) -> Cost:
     return Ledger.of(tables, {"t": TableSizes(**sizes)}, PRICES).cost
 
 
-def table_wise_cost(tables: dict[str, SequenceTable], prices: Prices = PRICES) -> Cost:
+def table_wise_cost(tables: dict[str, ProfiledTable], prices: Prices = PRICES) -> Cost:
     each = (
         table_wise_bags(prices, one.rows, bags=one.bags, dim=one.dim, width=one.width)
         for one in tables.values()
@@ -144,10 +144,10 @@ def test_replicas_spare_the_sums_of_bags_that_are_all_hot() -> None:
 
 
 def test_calls_are_those_of_sums() -> None:
-    sequences = {"s": SequenceTable(name="s", rows=zipf(100, 5), dim=16)}
+    sequences = {"s": ProfiledTable(name="s", rows=zipf(100, 5), dim=16)}
     pooled = bags(zipf(100, 5))
 
-    def calls(tables: dict[str, SequenceTable], **sizes: Any) -> list[int]:
+    def calls(tables: dict[str, ProfiledTable], **sizes: Any) -> list[int]:
         ledger = Ledger.of(tables, {"t": TableSizes(**sizes)}, PRICES)
         return [ledger.calls["a2a_global"], ledger.calls["ar_global"]]
 
@@ -237,8 +237,8 @@ def test_the_bytes_are_those_that_torchrec_hands_over(
     a = RowDistribution.of([ROWS], [2 * LOOKUPS / ROWS])
     b = RowDistribution.of([ROWS], [LOOKUPS / ROWS])
     tables = {
-        "a": SequenceTable(name="a", rows=a, dim=16, bags=2),
-        "b": SequenceTable(name="b", rows=b, dim=32, bags=1, element_bytes=2),
+        "a": ProfiledTable(name="a", rows=a, dim=16, bags=2),
+        "b": ProfiledTable(name="b", rows=b, dim=32, bags=1, element_bytes=2),
     }
     row_wise_cost = Ledger.of(tables, {}, prices).cost
     expected = row_wise_cost if home == "row_wise" else table_wise_cost(tables, prices)
@@ -261,7 +261,7 @@ def test_the_bytes_are_those_that_torchrec_hands_over(
 def test_sums_of_a_collection_travel_in_one_shape() -> None:
     """As many bags of each table as of the one with the most, which is why few hot tables help
     none."""
-    hot = SequenceTable(name="hot", rows=zipf(1000, 1, 1.3), dim=16, bags=1, collection="bags")
+    hot = ProfiledTable(name="hot", rows=zipf(1000, 1, 1.3), dim=16, bags=1, collection="bags")
     cold = dataclasses.replace(hot, name="cold")
     tables = {"hot": hot, "cold": cold}
     sums = U * B * 16 * 4

@@ -30,7 +30,7 @@ from recd_plugins.planning.replica_factor import (
     row_factor,
     state_bytes,
 )
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes, tier_plan
 from recd_plugins.planning.topology import GB, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 
@@ -346,7 +346,7 @@ def test_costs_add_up_over_rows_and_tables() -> None:
     parts = [rows.part(0, 100), rows.part(100, 1000)]
     halves = [prices().row_wise(part, R).total(part.counts) for part in parts]
     assert vars(sum(halves, Cost())) == pytest.approx(vars(whole))
-    table = SequenceTable(name="a", rows=rows, dim=R // 4)
+    table = ProfiledTable(name="a", rows=rows, dim=R // 4)
     sizes = TableSizes(replicated=16, per_node=64)
     ledger = Ledger.of({"a": table, "b": table}, {"a": sizes}, prices())
     entries = ledger.tables["a"].entries
@@ -363,7 +363,7 @@ def test_a_tiers_share_lies_within_what_both_its_ends_leave_open() -> None:
     """Three runs of 10 rows with 5, 3 and 2 of 10 lookups, the first of which are surest."""
     rows = RowDistribution.of([10, 10, 10], [0.5, 0.3, 0.2])
     rows = dataclasses.replace(rows, uncertainty=np.array([0.03, 0.04, 0.0]))
-    table = SequenceTable(name="t", rows=rows, dim=16)
+    table = ProfiledTable(name="t", rows=rows, dim=16)
     sizes = TableSizes(replicated=10, per_node=10)
     one = Ledger.of({"t": table}, {"t": sizes}, prices()).tables["t"]
     assert one.interval("replicated") == pytest.approx((0.5 - 0.03, 0.5 + 0.03))
@@ -384,7 +384,7 @@ def test_a_tiers_share_lies_within_what_both_its_ends_leave_open() -> None:
 def test_a_table_is_torchrecs_without_tiers_and_coalescing(
     sizes: TableSizes, torchrecs: bool
 ) -> None:
-    table = SequenceTable(name="t", rows=zipf(100, 10), dim=8)
+    table = ProfiledTable(name="t", rows=zipf(100, 10), dim=8)
     assert Ledger.of({"t": table}, {"t": sizes}, prices()).tables["t"].is_torchrecs is torchrecs
 
 
@@ -540,7 +540,7 @@ def test_ranks_that_share_processors_compute_for_replicas_while_others_wait_for_
 
 
 def test_operations_of_tiers_are_work_that_hides_where_ranks_share_processors() -> None:
-    rows = SequenceTable(name="t", rows=zipf(1000, 20.0, 1.2), dim=64)
+    rows = ProfiledTable(name="t", rows=zipf(1000, 20.0, 1.2), dim=64)
     sizes = {"t": TableSizes(per_node=96)}
     cluster = dataclasses.replace(
         CLUSTER, a2a_global=Link(gbps=1e-3), crowded=2.0, side_stream=False, beside=0.5
@@ -590,8 +590,8 @@ def test_the_prices_of_the_paper_and_ours() -> None:
         return OptimizerSettings(tables=optimizer).fused_params()  # type: ignore[arg-type]
 
     tables = [
-        SequenceTable(name="a", rows=ONE, dim=16),
-        SequenceTable(name="b", rows=ONE, dim=64, element_bytes=2),
+        ProfiledTable(name="a", rows=ONE, dim=16),
+        ProfiledTable(name="b", rows=ONE, dim=64, element_bytes=2),
     ]
     # Of a row of 16 floats: 64 bytes, 0.64 of them under way; a float of state, 16, or 2 times 16.
     assert row_factor(fused("sgd"), 16) == pytest.approx(1.64)
@@ -613,7 +613,7 @@ def test_the_prices_of_the_paper_and_ours() -> None:
 def test_tiers_cost_operations_whatever_their_size() -> None:
     rows = zipf(100, 10)
     tables = {
-        name: SequenceTable(name=name, rows=rows, dim=dim)
+        name: ProfiledTable(name=name, rows=rows, dim=dim)
         for name, dim in (("a", 8), ("b", 8), ("c", 16))
     }
     counts = [
@@ -639,7 +639,7 @@ def test_tiers_cost_operations_whatever_their_size() -> None:
 def test_tables_alike_share_their_calls() -> None:
     rows = zipf(100, 10)
     tables = {
-        name: SequenceTable(name=name, rows=rows, dim=dim)
+        name: ProfiledTable(name=name, rows=rows, dim=dim)
         for name, dim in (("a", 8), ("b", 8), ("c", 16))
     }
 
@@ -663,7 +663,7 @@ def test_tables_alike_share_their_calls() -> None:
 def test_what_other_links_carry_hides_behind_the_global_exchange() -> None:
     link = Link(gbps=1 / 1024)  # a MB takes a second
     serial = Cluster(n_nodes=2, ranks_per_node=2, a2a_global=link, a2a_intra=link, ar_cross=link)
-    table = SequenceTable(name="t", rows=RowDistribution.of([4, 4], [0.5, 0.5]), dim=16)
+    table = ProfiledTable(name="t", rows=RowDistribution.of([4, 4], [0.5, 0.5]), dim=16)
     sizes = {"t": TableSizes(per_node=4)}
 
     def ms(overlap: float) -> float:
@@ -687,7 +687,7 @@ def test_replicas_and_tables_work_while_the_other_is_on_the_links(share: float) 
         n_nodes=2, ranks_per_node=2, a2a_global=link, a2a_intra=link, ar_cross=link,
         gather_gbps=1 / 512, beside=share,
     )  # fmt: skip
-    table = SequenceTable(name="t", rows=RowDistribution.of([8], [0.5]), dim=16)
+    table = ProfiledTable(name="t", rows=RowDistribution.of([8], [0.5]), dim=16)
 
     def found(replicated: int) -> tuple[float, dict[str, float]]:
         sizes = {"t": TableSizes(replicated=replicated)}
@@ -708,7 +708,7 @@ def test_replicas_and_tables_work_while_the_other_is_on_the_links(share: float) 
 
 def test_sizes_become_row_ids_where_they_are_known() -> None:
     counted = RowDistribution.of([1, 1, 2], [3, 2, 1], ids=np.array([7, 5, 1, 0]))
-    table = SequenceTable(name="t", rows=counted, dim=4)
+    table = ProfiledTable(name="t", rows=counted, dim=4)
     sizes = {"t": TableSizes(replicated=1, per_node=2, coalesce="rank")}
     plan = tier_plan({"t": table}, sizes, CLUSTER)
     assert (plan.n_nodes, plan.ranks_per_node) == (N, W)
@@ -717,7 +717,7 @@ def test_sizes_become_row_ids_where_they_are_known() -> None:
     assert plan.tables["t"].coalesce == "rank"
     with pytest.raises(DataError, match="has 4 rows, fewer than the 5"):
         tier_plan({"t": table}, {"t": TableSizes(replicated=5)}, CLUSTER)
-    formula = SequenceTable(name="t", rows=zipf(9, 1), dim=4)
+    formula = ProfiledTable(name="t", rows=zipf(9, 1), dim=4)
     with pytest.raises(DataError, match="formulas have no ids"):
         tier_plan({"t": formula}, {"t": TableSizes(replicated=5)}, CLUSTER)
 
@@ -744,7 +744,7 @@ def test_replicas_hand_over_what_a_rank_touched_and_its_share_of_sums(ranks: int
     """Of one node: s r and the rows' bits through the all-to-all, (W - 1) v r / W and bits sent.
     Two ranks: v r through the all-reduce, and bits sent."""
     rows = RowDistribution.of([4, 96], [0.05, 0.001])
-    table = SequenceTable(name="t", rows=rows, dim=16)
+    table = ProfiledTable(name="t", rows=rows, dim=16)
     prices = Prices(cluster=Cluster.of(Topology(ranks_per_node=ranks), ranks), batch_size=8, k=1.0)
     sizes = {"t": TableSizes(replicated=4, coalesce="rank")}
     ledger, plain = (Ledger.of({"t": table}, one, prices) for one in (sizes, {}))
@@ -765,7 +765,7 @@ def test_each_further_chunk_is_summed_by_calls_and_operations_of_its_own(
     ours = Prices(cluster=cluster, batch_size=512, k=1.0)
 
     def ledger(rows: int, tier: str) -> Ledger:
-        table = SequenceTable(name="t", rows=RowDistribution.of([rows], [1.0]), dim=16)
+        table = ProfiledTable(name="t", rows=RowDistribution.of([rows], [1.0]), dim=16)
         return Ledger.of({"t": table}, {"t": TableSizes(**{tier: rows})}, ours)
 
     further = {"replicated": 3, "per_node": -(-30_000 // (8_192 * ranks)) - 1}
@@ -788,7 +788,7 @@ def test_replicas_are_stepped_in_fewer_passes_by_one_kernel() -> None:
     cpu = Cluster.of(Topology(ranks_per_node=2, device="cpu"), 4)
     adagrad = OptimizerSettings(tables="rowwise_adagrad").fused_params()
     fused = {"a": adagrad, "b": OptimizerSettings(tables="sgd").fused_params(), "c": adagrad}
-    table = {name: SequenceTable(name=name, rows=ONE, dim=16) for name in fused}
+    table = {name: ProfiledTable(name=name, rows=ONE, dim=16) for name in fused}
     halves = dataclasses.replace(table["c"], element_bytes=2)
     assert replica_passes([table["a"], table["c"]], fused, cpu) == 5
     for tables, cluster in (

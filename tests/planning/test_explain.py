@@ -14,7 +14,7 @@ from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain.plan_report import Frontier, PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.topology import Topology
 
 PRICES = Prices(
@@ -23,8 +23,8 @@ PRICES = Prices(
     k=1.5,
 )
 TABLES = {
-    "hot": SequenceTable(name="hot", rows=zipf(10_000, 100, 1.2), dim=64),
-    "flat": SequenceTable(name="flat", rows=uniform(1_000_000, 1), dim=32),
+    "hot": ProfiledTable(name="hot", rows=zipf(10_000, 100, 1.2), dim=64),
+    "flat": ProfiledTable(name="flat", rows=uniform(1_000_000, 1), dim=32),
 }
 SIZES = {"hot": TableSizes(replicated=16, per_node=160, coalesce="rank")}
 
@@ -68,7 +68,7 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
 
 def test_it_tells_of_the_memory_that_finds_replicas_of_large_tables() -> None:
     def told(rows: int, replicated: int, *, on_gpu: bool = False) -> list[str]:
-        table = SequenceTable(name="large", rows=uniform(rows, 1), dim=64)
+        table = ProfiledTable(name="large", rows=uniform(rows, 1), dim=64)
         sizes = {"large": TableSizes(replicated=replicated, coalesce="rank")}
         cluster = dataclasses.replace(PRICES.cluster, side_stream=on_gpu)
         prices = dataclasses.replace(PRICES, cluster=cluster)
@@ -91,7 +91,7 @@ def test_a_step_without_a_lookup_takes_no_time() -> None:
     """As on one rank that counted batches without any id."""
     one = dataclasses.replace(PRICES, cluster=Cluster.of(Topology(ranks_per_node=1), 1))
     rows = uniform(100, 0)
-    tables = {"hot": SequenceTable(name="hot", rows=rows, dim=64)}
+    tables = {"hot": ProfiledTable(name="hot", rows=rows, dim=64)}
     plan = dataclasses.replace(report(), ledger=Ledger.of(tables, SIZES, one))
     assert "expected step: 0 ms, as fast as row-wise (0) and" in "\n".join(plan.lines())
     assert compared(0, 2, "row-wise") == "faster than row-wise"

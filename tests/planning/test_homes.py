@@ -24,7 +24,7 @@ from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 
@@ -97,7 +97,7 @@ def test_each_different_row_of_a_step_is_paged_where_it_lies(
     kind: str, shards: list[PlannedShard], share: list[float], bags: float
 ) -> None:
     rows = uniform(1000, 3)
-    here = SequenceTable(
+    here = ProfiledTable(
         name="t", rows=rows, dim=16, bags=bags, shards=PlannedShards(kind=kind, shards=(*shards,))
     )
     there = dataclasses.replace(here, mapped=True)
@@ -114,7 +114,7 @@ def test_each_different_row_of_a_step_is_paged_where_it_lies(
 
 
 def test_a_table_on_every_rank_lies_in_no_file() -> None:
-    here = SequenceTable(
+    here = ProfiledTable(
         name="t", rows=uniform(1000, 3), dim=16, shards=PlannedShards(kind="data_parallel")
     )
     there = dataclasses.replace(here, mapped=True)
@@ -126,7 +126,7 @@ def test_a_table_on_every_rank_lies_in_no_file() -> None:
 
 def test_rows_that_have_replicas_are_not_paged() -> None:
     rows = zipf(1000, 10)
-    there = SequenceTable(name="t", rows=rows, dim=16, mapped=True)
+    there = ProfiledTable(name="t", rows=rows, dim=16, mapped=True)
     sizes = TableSizes(replicated=40, per_node=8, coalesce="rank")
     one = Ledger.of({"t": there}, {"t": sizes}, PRICES).tables["t"]
     touched = rows.part(48, 1000).appearing(B * RANKS)

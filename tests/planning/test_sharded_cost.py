@@ -29,7 +29,7 @@ from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards, planned_shards
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
@@ -48,13 +48,13 @@ def whole(rank: int) -> PlannedShards:
     return PlannedShards(kind="table_wise", shards=(PlannedShard(rank, 1.0, 1.0),))
 
 
-def table(name: str, rank: int, bags: float = 1) -> SequenceTable:
-    return SequenceTable(
+def table(name: str, rank: int, bags: float = 1) -> ProfiledTable:
+    return ProfiledTable(
         name=name, rows=zipf(1000, 5), dim=16, bags=bags, collection="bags", shards=whole(rank)
     )
 
 
-TWO_BYTES = SequenceTable(
+TWO_BYTES = ProfiledTable(
     name="t", rows=RowDistribution.of([10], [0.5]), dim=16, element_bytes=2, bags=2
 )
 """10 rows of 32 bytes; of a rank's batch 320 lookups (x: 3,072 bytes), 128 sums (y: 8,192)."""
@@ -265,8 +265,8 @@ def test_each_rank_hands_over_what_its_shards_cost(
     a = RowDistribution.of([ROWS], [2 * LOOKUPS / ROWS])
     b = RowDistribution.of([ROWS], [LOOKUPS / ROWS])
     tables = [
-        SequenceTable(name="a", rows=a, dim=16, bags=2),
-        SequenceTable(name="b", rows=b, dim=32, bags=1, element_bytes=2),
+        ProfiledTable(name="a", rows=a, dim=16, bags=2),
+        ProfiledTable(name="b", rows=b, dim=32, bags=1, element_bytes=2),
     ]
     cost = sum(
         (sharded_cost(prices, one, shards[one.name]) for one in tables[1:]),
@@ -283,10 +283,10 @@ def test_each_rank_hands_over_what_its_shards_cost(
     np.testing.assert_allclose(forward, prices.carried * sums)
 
 
-def on_four_ranks(first: float, second: float, others: float) -> SequenceTable:
+def on_four_ranks(first: float, second: float, others: float) -> ProfiledTable:
     """Four rows, one on each rank, the first of which are looked up more often."""
     rows = RowDistribution.of([1, 1, 2], [first, second, others], ids=np.arange(4))
-    return SequenceTable(name="t", rows=rows, dim=16)
+    return ProfiledTable(name="t", rows=rows, dim=16)
 
 
 def test_each_sharding_type_of_a_collection_has_exchanges_of_its_own() -> None:
@@ -297,7 +297,7 @@ def test_each_sharding_type_of_a_collection_has_exchanges_of_its_own() -> None:
         kind="row_wise", shards=tuple(PlannedShard(rank, 0.25, 1.0) for rank in range(U))
     )
     tables = {
-        name: SequenceTable(name=name, rows=rows, dim=16, collection="s", shards=shards)
+        name: ProfiledTable(name=name, rows=rows, dim=16, collection="s", shards=shards)
         for name, shards in {"a": whole(0), "b": whole(1), "c": spread}.items()
     }
 
@@ -352,7 +352,7 @@ def test_ids_given_by_popularity_keep_the_first_rank_busy() -> None:
     each = zipf(1_000, 1.0, 1.1)
     order = np.random.default_rng(0).permutation(1_000)
     ordered, shuffled = (
-        SequenceTable(
+        ProfiledTable(
             name="t",
             rows=RowDistribution.of(each.counts, each.p, each.presence, ids=ids),
             dim=16,

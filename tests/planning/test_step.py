@@ -29,7 +29,7 @@ from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import BUCKET, StepForecast
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.topology import GB, Link, Topology
 
 HISTORY = FeatureCompute(pooled=10e-6, expanded=1e-6, converted=0.5e-6, activations=1000)
@@ -67,7 +67,7 @@ def forecast(
     **settings: object,
 ) -> StepForecast:
     rows = zipf(1000, 8, exponent) if exponent else uniform(1000, 8)
-    table = SequenceTable(name="rows", rows=rows, dim=16)
+    table = ProfiledTable(name="rows", rows=rows, dim=16)
     cluster = Cluster.of(topology, world_size)
     prices = Prices(cluster=cluster, batch_size=batch_size, k=1.64)
     ledger = Ledger.of({"rows": table}, {"rows": sizes or TableSizes()}, prices)

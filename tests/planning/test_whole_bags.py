@@ -19,7 +19,7 @@ from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 from recd_plugins.planning.topology import Topology
 
 ROWS, LENGTH, B = 5_000, 8, 256
@@ -92,8 +92,8 @@ def test_auto_puts_replicas_in_front_of_sums_where_whole_bags_are_hot() -> None:
     topology = Topology(ranks_per_node=2, inter_node_gbps=0.025, intra_node_gbps=0.25)
     prices = Prices(cluster=Cluster.of(topology, 4), batch_size=B, k=1.64)
 
-    def table(rows: RowDistribution) -> dict[str, SequenceTable]:
-        return {"t": SequenceTable(name="t", rows=rows, dim=64, bags=1)}
+    def table(rows: RowDistribution) -> dict[str, ProfiledTable]:
+        return {"t": ProfiledTable(name="t", rows=rows, dim=64, bags=1)}
 
     rows = counted(bags(1.0, 64, seed=1))
     chosen = choose(table(rows), prices, goal="auto", budget=1e9)

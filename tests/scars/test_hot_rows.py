@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.parametric import uniform
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.rows.slot_sizes import SLOT_BYTES
@@ -66,7 +66,7 @@ def test_a_plan_tells_of_the_memory_that_finds_hot_samples() -> None:
     def told(**tables: tuple[int, int]) -> str:
         return memory_of_hot_rows(
             {
-                name: SequenceTable(name=name, rows=uniform(num_rows, 1), dim=16)
+                name: ProfiledTable(name=name, rows=uniform(num_rows, 1), dim=16)
                 for name, (num_rows, _) in tables.items()
             },
             {name: TableSizes(replicated=hot) for name, (_, hot) in tables.items()},

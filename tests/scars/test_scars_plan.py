@@ -35,7 +35,7 @@ from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.kernels_without_rows import without_rows
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
-from recd_plugins.planning.table_sizes import AS_TORCHREC, MergedRows, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, MergedRows, ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
@@ -56,13 +56,13 @@ from recd_scars.theory import Memory, optimal_cache
 from recd_scars.traffic_report import rows_per_batch
 
 TABLES = {
-    "wide": SequenceTable(name="wide", rows=RowDistribution.of([2, 5], [0.6, 0.1]), dim=8),
-    "slim": SequenceTable(name="slim", rows=RowDistribution.of([1, 3], [0.5, 0.05]), dim=2),
+    "wide": ProfiledTable(name="wide", rows=RowDistribution.of([2, 5], [0.6, 0.1]), dim=8),
+    "slim": ProfiledTable(name="slim", rows=RowDistribution.of([1, 3], [0.5, 0.05]), dim=2),
 }
 """Hottest first: 2 rows of 32 bytes, 1 of 8, 5 of 32, 3 of 8; 1.2 + 0.5 + 0.5 + 0.15 lookups."""
 
 
-def per_table(tables: dict[str, SequenceTable], taken: Any) -> dict[str, int]:
+def per_table(tables: dict[str, ProfiledTable], taken: Any) -> dict[str, int]:
     return dict(zip(tables, MergedRows.of(tables).per_table(taken).tolist(), strict=True))
 
 
@@ -85,14 +85,14 @@ def test_a_hit_rate_takes_as_few_rows_as_it_needs(share: float, wide: int, slim:
 
 
 def test_a_hit_rate_of_all_lookups_takes_no_row_that_nobody_looks_up() -> None:
-    seen = {"t": SequenceTable(name="t", rows=RowDistribution.of([2, 5], [0.5, 0.0]), dim=4)}
+    seen = {"t": ProfiledTable(name="t", rows=RowDistribution.of([2, 5], [0.5, 0.0]), dim=4)}
     assert covering(MergedRows.of(seen), 1.0).tolist() == [2, 0]
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.5, 1.5))
 @settings(max_examples=at_most(50), deadline=None)
 def test_a_hit_rate_is_met_and_no_row_is_too_many(share: float, exponent: float) -> None:
-    tables = {"t": SequenceTable(name="t", rows=zipf(5_000, 3.0, exponent), dim=4)}
+    tables = {"t": ProfiledTable(name="t", rows=zipf(5_000, 3.0, exponent), dim=4)}
     rows = per_table(tables, covering(MergedRows.of(tables), share))["t"]
     coverage = tables["t"].rows.coverage
     assert coverage(rows) >= share * (1 - 1e-6)
@@ -102,7 +102,7 @@ def test_a_hit_rate_is_met_and_no_row_is_too_many(share: float, exponent: float)
 
 def test_the_optimum_is_the_theorys_in_bytes_and_rows_never_seen_stay_out() -> None:
     law = half_normal(20_000, 4.0)
-    tables = {"t": SequenceTable(name="t", rows=law, dim=16)}
+    tables = {"t": ProfiledTable(name="t", rows=law, dim=16)}
     numbers = Memory(capacity=100_000, per_sample=128, width=16)
     in_bytes = Memory(capacity=400_000, per_sample=512, width=1)
     found, expected = optimum(MergedRows.of(tables), in_bytes), optimal_cache(law, numbers)
@@ -110,14 +110,14 @@ def test_the_optimum_is_the_theorys_in_bytes_and_rows_never_seen_stay_out() -> N
     assert found.taken.sum() == pytest.approx(expected.cached, rel=0.02)
     assert found.size.batch_size == pytest.approx(expected.batch_size, rel=0.02)
     seen = RowDistribution.of([10, 990], [0.1, 0.0])
-    plenty = {"t": SequenceTable(name="t", rows=seen, dim=16)}
+    plenty = {"t": ProfiledTable(name="t", rows=seen, dim=16)}
     assert per_table(plenty, optimum(MergedRows.of(plenty), in_bytes).taken) == {"t": 10}
 
 
 def test_rows_that_few_ranks_look_up_are_not_worth_a_replica_on_all() -> None:
     on_4 = Prices(cluster=Cluster.of(Topology(ranks_per_node=4), 4), batch_size=512, k=1.6)
-    rare = {"t": SequenceTable(name="t", rows=uniform(100_000, 10), dim=16)}
-    often = {"t": SequenceTable(name="t", rows=uniform(100, 10), dim=16)}
+    rare = {"t": ProfiledTable(name="t", rows=uniform(100_000, 10), dim=16)}
+    often = {"t": ProfiledTable(name="t", rows=uniform(100, 10), dim=16)}
     for tables, kept in ((rare, 0), (often, 100)):
         merged = MergedRows.of(tables)
         assert worth(merged, merged.rows.counts, on_4, "rank").sum() == kept
@@ -128,7 +128,7 @@ def test_rows_that_few_ranks_look_up_are_not_worth_a_replica_on_all() -> None:
 
 def test_rows_a_step_are_the_formulas() -> None:
     rows = RowDistribution.of([1, 1], [0.5, 0.25])
-    table = SequenceTable(name="t", rows=rows, dim=1)
+    table = ProfiledTable(name="t", rows=rows, dim=1)
     moved = rows_per_batch(table, batch_size=2, cached=1)
     assert moved == pytest.approx((1.5, 0.75 + 0.4375, 0.4375))
 

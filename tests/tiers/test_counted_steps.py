@@ -22,7 +22,7 @@ from recd_plugins.planning.access.parametric import uniform
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
@@ -77,7 +77,7 @@ def priced(drawn: ByTiers, ranks: int, *, apart: bool = False) -> tuple[int, int
     step of these tests touches all rows."""
     cluster = Cluster.of(Topology(device="cpu", ranks_per_node=2), ranks)
     tables = {
-        name: SequenceTable(
+        name: ProfiledTable(
             name=name, rows=uniform(rows, rows), dim=DIM, collection=name if apart else ""
         )
         for name, rows in ROWS.items()

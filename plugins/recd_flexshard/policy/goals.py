@@ -19,7 +19,7 @@ from recd_plugins.api.planning import (
     Ledger,
     MergedRows,
     Prices,
-    SequenceTable,
+    ProfiledTable,
     TableSizes,
     marginal_ms,
 )
@@ -27,7 +27,7 @@ from recd_plugins.api.planning import (
 __all__ = ["Goal", "choose", "frontier"]
 
 Goal = Literal["memory_neutral", "max_memory_saving", "min_communication", "budget", "auto"]
-Tables = Mapping[str, SequenceTable]
+Tables = Mapping[str, ProfiledTable]
 
 
 def choose(

@@ -23,7 +23,7 @@ from recd_plugins.api.planning import (
     Coalesce,
     Ledger,
     Prices,
-    SequenceTable,
+    ProfiledTable,
     TableLedger,
     TableSizes,
 )
@@ -58,7 +58,7 @@ class PlanSearch:
 
     def __init__(
         self,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         prices: Prices,
         *,
         budget: float = 0.0,

@@ -18,7 +18,7 @@ from recd_plugins.api.planning import (
     MergedRows,
     PlannedShards,
     Prices,
-    SequenceTable,
+    ProfiledTable,
     TableLedger,
     TableSizes,
     marginal_ms,
@@ -37,7 +37,7 @@ class SizedLedgers:
     """The ledgers by sizes. Tables without sizes are as TorchRec has them, or row-wise where its
     plan is not known."""
 
-    def __init__(self, tables: Mapping[str, SequenceTable], prices: Prices) -> None:
+    def __init__(self, tables: Mapping[str, ProfiledTable], prices: Prices) -> None:
         self.tables = tables
         self.prices = prices
         self._priced: dict[tuple[str, TableSizes, int, float | None], TableLedger] = {}
@@ -57,7 +57,7 @@ class SizedLedgers:
         self._merged: dict[tuple[str, ...], MergedRows] = {}
 
     @classmethod
-    def of(cls, tables: Mapping[str, SequenceTable], prices: Prices) -> SizedLedgers:
+    def of(cls, tables: Mapping[str, ProfiledTable], prices: Prices) -> SizedLedgers:
         """The ledgers of earlier searches with another budget, if there are any: `recd advise`
         makes many searches."""
         return remembered((cls, *tables.items(), prices), lambda: cls(tables, prices))

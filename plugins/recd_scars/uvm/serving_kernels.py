@@ -12,7 +12,7 @@ from recd_plugins.api.planning import (
     CacheAlgorithm,
     Ledger,
     ModelTable,
-    SequenceTable,
+    ProfiledTable,
     TableConstraint,
     TableSizes,
     aligned,
@@ -89,7 +89,7 @@ class ServingKernels:
 
 
 def _host_tables(
-    tables: Mapping[str, SequenceTable],
+    tables: Mapping[str, ProfiledTable],
     found: Mapping[str, ModelTable],
     sizes: Mapping[str, TableSizes],
     *,
@@ -168,7 +168,7 @@ def _check_host_memory(choices: Mapping[str, KernelChoice], host_memory_gb: floa
 
 def _lines(
     choices: Mapping[str, KernelChoice],
-    tables: Mapping[str, SequenceTable],
+    tables: Mapping[str, ProfiledTable],
     sizes: Mapping[str, TableSizes],
     *,
     capacity: float,

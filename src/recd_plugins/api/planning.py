@@ -33,7 +33,7 @@ from recd_plugins.planning.table_ledger import TableLedger, travelling_shares
 from recd_plugins.planning.table_sizes import (
     AS_TORCHREC,
     MergedRows,
-    SequenceTable,
+    ProfiledTable,
     TableSizes,
     tier_plan,
 )
@@ -71,10 +71,10 @@ __all__ = [
     "Prices",
     "Pricing",
     "Profile",
+    "ProfiledTable",
     "Proposes",
     "Retiers",
     "RowDistribution",
-    "SequenceTable",
     "StepForecast",
     "TableConstraint",
     "TableLedger",

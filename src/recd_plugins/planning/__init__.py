@@ -15,7 +15,7 @@ these steps is `tiers.tier_planner`; how many rows each tier takes, a plugin's p
     TorchRec's own plan       TorchRecPlanner proposes it                       torchrec_planner
                                 beside what a trainer would have without us     beside_plain
                               PlannedShards: which rank has what of a table     planned_shards
-    a SequenceTable           rows and shards of a table in one                 table_sizes
+    a ProfiledTable           rows and shards of a table in one                 table_sizes
     Prices                    a row's Cost in each tier                         cost
                                 k and o, by the optimizer                       replica_factor
                               the rows of a table at home, rank by rank         row_wise_cost

@@ -14,7 +14,7 @@ from recd_plugins.planning.cost import COLLECTIVES, Cost, Prices
 from recd_plugins.planning.milliseconds import Lane, milliseconds, overlapped, working_meanwhile
 from recd_plugins.planning.router_memory import router_bytes
 from recd_plugins.planning.table_ledger import REPLICAS, TableLedger, TierName, travelling_shares
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, Coalesce, shares_of_replicated
 
 __all__ = ["Ledger"]
@@ -58,7 +58,7 @@ class Ledger:
     @classmethod
     def of(
         cls,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         sizes: Mapping[str, TableSizes],
         prices: Prices,
     ) -> Ledger:

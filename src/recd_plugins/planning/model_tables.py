@@ -12,7 +12,7 @@ from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planned_shards import PlannedShards
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,10 +54,10 @@ class ModelTable:
         shards: PlannedShards | None = None,
         *,
         mapped: bool = False,
-    ) -> SequenceTable:
+    ) -> ProfiledTable:
         """The table with its access distribution, as ledgers take it; `shards` is where TorchRec's
         own plan has it, and it may lie in `mapped` files."""
-        return SequenceTable(
+        return ProfiledTable(
             name=self.name,
             rows=rows,
             dim=self.dim,

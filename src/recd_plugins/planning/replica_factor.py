@@ -11,7 +11,7 @@ from typing import Any
 from recd_plugins.errors import PluginError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import STEPPED
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 
 __all__ = ["replica_factor", "replica_passes", "row_factor", "row_passes", "state_bytes"]
 
@@ -42,7 +42,7 @@ def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
 
 
 def replica_factor(
-    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]]
+    tables: Iterable[ProfiledTable], fused: Mapping[str, Mapping[str, Any]]
 ) -> float:
     """k: bytes that a replicated row takes with all that goes with it, over its own; that of the
     table whose replicas take the most. `fused` has the fused params of each table."""
@@ -51,7 +51,7 @@ def replica_factor(
 
 
 def replica_passes(
-    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]], cluster: Cluster
+    tables: Iterable[ProfiledTable], fused: Mapping[str, Mapping[str, Any]], cluster: Cluster
 ) -> float:
     """o: passes in which sums of replicas' gradients are scaled, and rows stepped by them; those of
     the table that takes the most. `fused` has the fused params of each table."""
@@ -67,8 +67,8 @@ def row_passes(fused: Mapping[str, Any], cluster: Cluster, element_bytes: int = 
 
 
 def _with_fused(
-    tables: Iterable[SequenceTable], fused: Mapping[str, Mapping[str, Any]], who: str
-) -> list[SequenceTable]:
+    tables: Iterable[ProfiledTable], fused: Mapping[str, Mapping[str, Any]], who: str
+) -> list[ProfiledTable]:
     """The tables; `PluginError` where one has no fused params."""
     tables = list(tables)
     if missing := [table.name for table in tables if table.name not in fused]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["home_load", "row_wise_cost", "touched_by_rank"]
@@ -24,7 +24,7 @@ ALIKE = 1e-5
 
 def row_wise_cost(
     prices: Prices,
-    table: SequenceTable,
+    table: ProfiledTable,
     *,
     first: int = 0,
     coalesce: Coalesce = "none",
@@ -58,7 +58,7 @@ def row_wise_cost(
     )
 
 
-def touched_by_rank(prices: Prices, table: SequenceTable, *, first: int = 0) -> Floats:
+def touched_by_rank(prices: Prices, table: ProfiledTable, *, first: int = 0) -> Floats:
     """[U] the rows after the `first` hottest that a step looks up, each once, of those that each
     rank has."""
     rows, ranks = table.rows, prices.cluster.world_size
@@ -68,7 +68,7 @@ def touched_by_rank(prices: Prices, table: SequenceTable, *, first: int = 0) -> 
 
 
 def home_load(
-    prices: Prices, table: SequenceTable, *, first: int = 0, coalesce: Coalesce = "none"
+    prices: Prices, table: ProfiledTable, *, first: int = 0, coalesce: Coalesce = "none"
 ) -> Floats:
     """[U] how many times its share each rank serves of the rows after the `first` hottest."""
     rows, ranks = table.rows, prices.cluster.world_size

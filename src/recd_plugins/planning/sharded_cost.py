@@ -19,12 +19,12 @@ from recd_plugins.planning.bag_cost import LENGTH_BYTES, SUM_BYTES, row_wise_bag
 from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
-from recd_plugins.planning.table_sizes import SequenceTable
+from recd_plugins.planning.table_sizes import ProfiledTable
 
 __all__ = ["sharded_cost"]
 
 
-def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
+def sharded_cost(prices: Prices, table: ProfiledTable, shards: PlannedShards) -> Cost:
     """The cost of a table on each rank as TorchRec's plan has it.
 
     row_wise        as in `row_wise_bags`, or `row_wise_cost` where rows come one by one
@@ -40,7 +40,7 @@ def sharded_cost(prices: Prices, table: SequenceTable, shards: PlannedShards) ->
     return dataclasses.replace(cost, static_memory=0.0, paged=_touched(prices, table, shards))
 
 
-def _placed(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
+def _placed(prices: Prices, table: ProfiledTable, shards: PlannedShards) -> Cost:
     """The cost of a table in memory."""
     if shards.kind == "row_wise":
         if not table.bags:
@@ -60,7 +60,7 @@ def _placed(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost
     return _whole(prices, table, shards)
 
 
-def _touched(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Floats:
+def _touched(prices: Prices, table: ProfiledTable, shards: PlannedShards) -> Floats:
     """[U] the rows that a step looks up, each once, of the shards that each rank has."""
     if shards.kind == "row_wise":
         return touched_by_rank(prices, table)
@@ -71,7 +71,7 @@ def _touched(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Flo
     return found
 
 
-def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
+def _whole(prices: Prices, table: ProfiledTable, shards: PlannedShards) -> Cost:
     """Table-wise and column-wise: a rank has all rows of a shard, or c of their columns.
 
     For each shard, of the rank that has it:
@@ -117,7 +117,7 @@ def _whole(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
     )
 
 
-def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Cost:
+def _in_nodes(prices: Prices, table: ProfiledTable, shards: PlannedShards) -> Cost:
     """Table-row-wise and grids: the ranks of a node share the rows, and sum parts among them.
 
     For each node that has c of the columns, of each of its ranks:
@@ -161,7 +161,7 @@ def _in_nodes(prices: Prices, table: SequenceTable, shards: PlannedShards) -> Co
     )
 
 
-def _everywhere(prices: Prices, table: SequenceTable) -> Cost:
+def _everywhere(prices: Prices, table: ProfiledTable) -> Cost:
     """Data-parallel: all ranks have all rows, whose gradients are all-reduced, touched or not."""
     lookups, _, y = _moved(prices, table)
     size = table.rows.num_rows * table.width
@@ -180,7 +180,7 @@ def _shape(prices: Prices) -> tuple[int, int, int]:
     return cluster.n_nodes, cluster.ranks_per_node, cluster.world_size
 
 
-def _moved(prices: Prices, table: SequenceTable) -> tuple[float, float, float]:
+def _moved(prices: Prices, table: ProfiledTable) -> tuple[float, float, float]:
     """pB; x; and y, of one rank's batch."""
     lookups = table.rows.lookups * prices.batch_size
     bags = table.bags * prices.batch_size

@@ -15,7 +15,7 @@ from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["REPLICAS", "Entry", "TableLedger", "TierName", "home_cost", "travelling_shares"]
@@ -50,13 +50,13 @@ NO_REPLICAS: Mapping[TierName, Entry] = {"replicated": NONE, "per_node": NONE}
 class TableLedger:
     """The cost of one table, tier by tier."""
 
-    table: SequenceTable
+    table: ProfiledTable
     sizes: TableSizes
     entries: Mapping[TierName, Entry]
 
     @classmethod
     def of(
-        cls, table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None = None
+        cls, table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None = None
     ) -> TableLedger:
         """`share` is the share of its bags whose sums travel, where there are sums; by default that
         of the bags which have a row without a replica."""
@@ -66,7 +66,7 @@ class TableLedger:
 
     @classmethod
     def _priced(
-        cls, table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
+        cls, table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None
     ) -> TableLedger:
         if sizes.as_torchrec and table.shards is not None:
             cost = sharded_cost(prices, table, table.shards)
@@ -148,7 +148,7 @@ class TableLedger:
 
 
 def travelling_shares(
-    tables: Mapping[str, SequenceTable], sizes: Mapping[str, TableSizes]
+    tables: Mapping[str, ProfiledTable], sizes: Mapping[str, TableSizes]
 ) -> dict[str, float]:
     """For each table, the share of its bags whose sums travel, where replicas stand in front of
     sums.
@@ -172,7 +172,7 @@ def travelling_shares(
     return found
 
 
-def home_cost(table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None) -> Cost:
+def home_cost(table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None) -> Cost:
     """The cost of the rows of a table that have no replica; `share` is as in `TableLedger.of`. Rows
     in mapped files take no static_memory, and are paged."""
     first = sizes.replicated + sizes.per_node
@@ -185,7 +185,7 @@ def home_cost(table: SequenceTable, sizes: TableSizes, prices: Prices, share: fl
 
 
 def _entries(
-    table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
+    table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None
 ) -> dict[TierName, Entry]:
     """The entry of each tier of a row-wise table; `share` is as in `TableLedger.of`."""
     rows, width = table.rows, table.width
@@ -223,7 +223,7 @@ def _ends(sizes: TableSizes, num_rows: int) -> dict[TierName, tuple[int, int]]:
 
 
 def _exchanged(
-    table: SequenceTable, sizes: TableSizes, prices: Prices, share: float | None
+    table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None
 ) -> Cost:
     """The cost of these rows in memory."""
     first, coalesce = sizes.replicated + sizes.per_node, sizes.coalesce
@@ -246,7 +246,7 @@ def _exchanged(
     )
 
 
-def _summed(table: SequenceTable, prices: Prices) -> Cost:
+def _summed(table: ProfiledTable, prices: Prices) -> Cost:
     """The cost of the sums on the rank that asked for their rows: 2 f B s, and as much local."""
     size = 2 * table.bags * prices.batch_size * table.dim * SUM_BYTES
     return Cost(dynamic_memory=size, local=size)

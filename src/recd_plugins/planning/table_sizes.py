@@ -14,12 +14,13 @@ from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.tier_plan import Coalesce, HottestRows, TablePlan, TierPlan
 
-__all__ = ["AS_TORCHREC", "MergedRows", "SequenceTable", "TableSizes", "tier_plan"]
+__all__ = ["AS_TORCHREC", "MergedRows", "ProfiledTable", "TableSizes", "tier_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceTable:
-    """A table, and how its rows are accessed: of sequences, as its name says, or of bags."""
+class ProfiledTable:
+    """A table with its access distribution, of which prices are computed: its rows are
+    looked up one by one, or pooled in bags."""
 
     name: str
     rows: RowDistribution
@@ -89,7 +90,7 @@ class MergedRows:
     """[R] 1 where rows at home lie in mapped files, else 0."""
 
     @classmethod
-    def of(cls, tables: Mapping[str, SequenceTable]) -> MergedRows:
+    def of(cls, tables: Mapping[str, ProfiledTable]) -> MergedRows:
         each = list(tables.values())
         p = np.concatenate([table.rows.p for table in each])
         order = np.argsort(-p, kind="stable")
@@ -126,7 +127,7 @@ class MergedRows:
 
 
 def tier_plan(
-    tables: Mapping[str, SequenceTable],
+    tables: Mapping[str, ProfiledTable],
     sizes: Mapping[str, TableSizes],
     cluster: Cluster,
     hottest_rows: HottestRows | None = None,

@@ -11,7 +11,7 @@ from recd_plugins.notices import Notice
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.table_sizes import AS_TORCHREC, SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
 
 __all__ = ["ChosenSizes", "check_choice", "check_tables"]
 
@@ -37,7 +37,7 @@ class ChosenSizes:
         """The sizes of the tables that are not left to the planner behind."""
         return {name: one for name, one in self.sizes.items() if not one.as_torchrec}
 
-    def without(self, names: Collection[str], tables: Mapping[str, SequenceTable]) -> ChosenSizes:
+    def without(self, names: Collection[str], tables: Mapping[str, ProfiledTable]) -> ChosenSizes:
         """The choice, with the tables of these `names` as TorchRec has them; `tables` are all of
         them."""
         sizes = {**self.sizes, **dict.fromkeys(names, AS_TORCHREC)}

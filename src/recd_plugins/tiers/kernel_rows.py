@@ -14,7 +14,7 @@ from recd_plugins.planning.kernels_without_rows import (
     without_rows,
 )
 from recd_plugins.planning.model_tables import ModelTable, model_tables
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.left_tables import LeftTables
@@ -40,7 +40,7 @@ class KernelRows:
     def choice_with_rows(
         self,
         chosen: ChosenSizes,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         found: Mapping[str, ModelTable],
         left: LeftTables,
     ) -> ChosenSizes:
@@ -57,7 +57,7 @@ class KernelRows:
         self,
         own: ShardingPlan,
         chosen: ChosenSizes,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         left: LeftTables,
         options_in: str,
     ) -> ChosenSizes:

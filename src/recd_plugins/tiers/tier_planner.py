@@ -63,7 +63,7 @@ from recd_plugins.planning.planner_bases import (
     Tiered,
 )
 from recd_plugins.planning.replica_factor import replica_factor, replica_passes
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice, check_tables
@@ -154,7 +154,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
     def choose(
         self,
         model: nn.Module,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
@@ -207,7 +207,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
 
     def prices(
         self,
-        tables: Mapping[str, SequenceTable],
+        tables: Mapping[str, ProfiledTable],
         cluster: Cluster,
         *,
         pricing: Pricing = "ours",
@@ -458,7 +458,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         self.found = {name: one for name, one in self.found.items() if name not in tables}
 
     def _choice(
-        self, asked: _AskedPlan, tables: Mapping[str, SequenceTable], own: ShardingPlan
+        self, asked: _AskedPlan, tables: Mapping[str, ProfiledTable], own: ShardingPlan
     ) -> ChosenSizes:
         """The policy's choice, checked, without tables whose kernels would lack rows on a rank."""
         with self._naming_whose():
@@ -469,7 +469,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return rows.choice_beside(own, chosen, tables, self._left, self.options_in)
 
     def _take_choice(
-        self, asked: _AskedPlan, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
+        self, asked: _AskedPlan, chosen: ChosenSizes, tables: Mapping[str, ProfiledTable]
     ) -> str:
         """Make the tier plan of the choice, unless TorchRec's own plan is faster by the prices and
         nobody forces this one; why, in words."""
@@ -491,7 +491,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         return reason
 
     def _take_sizes(
-        self, asked: _AskedPlan, chosen: ChosenSizes, tables: Mapping[str, SequenceTable]
+        self, asked: _AskedPlan, chosen: ChosenSizes, tables: Mapping[str, ProfiledTable]
     ) -> None:
         """Make the tier plan of the chosen sizes, and a notice where no table has any."""
         sizes = chosen.planned
