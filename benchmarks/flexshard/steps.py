@@ -27,7 +27,7 @@ from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.collectives import Nodes
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 __all__ = ["FUSED", "QUICK_ROUNDS", "OnNodes", "SideSteps", "take_turns", "topology"]
 
@@ -118,7 +118,7 @@ def _pipeline(workload: Workload, side: Side, cluster: Cluster) -> Any:
     return TrainPipelineSparseDist(sharded, sharded.fused_optimizer, CPU)
 
 
-class OnNodes(TierCluster):
+class OnNodes(ShardedTiers):
     """All sides share process groups: making them anew takes seconds."""
 
     made: ClassVar[dict[int, Nodes]] = {}

@@ -19,7 +19,7 @@ from benchmarks.scars.tables import TableLookups
 from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 __all__ = ["exchanged"]
@@ -68,7 +68,7 @@ def exchanged(lookups: TableLookups, dim: int, batch_size: int, steps: int, cach
     )
     model = ExchangedSequences(lookups, dim)
     fused = OptimizerSettings(tables="sgd").fused_params()
-    sharders = tier_sharders(TierCluster(plan), [EmbeddingCollectionSharder(fused_params=fused)])
+    sharders = tier_sharders(ShardedTiers(plan), [EmbeddingCollectionSharder(fused_params=fused)])
     placed = construct_module_sharding_plan(
         model.sequences,
         {name: row_wise(compute_kernel="fused") for name in lookups.rows},

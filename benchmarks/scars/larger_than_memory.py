@@ -28,7 +28,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.tiers.mapped_tables import check_folder, mapped
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 __all__ = ["LargeWorkload", "larger_than_memory"]
@@ -176,7 +176,7 @@ def train(
         ranks_per_node=1,
     )
     arranged = BySharding("row_wise")(model, optimizer)
-    sharders = tier_sharders(TierCluster(plan), arranged.sharders)
+    sharders = tier_sharders(ShardedTiers(plan), arranged.sharders)
     if folder is not None:
         sharders = mapped(sharders, folder)
     sharded = DistributedModelParallel(

@@ -22,7 +22,7 @@ from recd_plugins.embedding.bags_of_one import with_bags_of_one
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_scars.hot_batches import HotBatches
 
@@ -97,7 +97,7 @@ def trained(clicks: Clicks, side: ScarsSide, batch_size: int, steps: int) -> Ste
     plan = side.plan(clicks)
     sharders = arranged.sharders
     if not side.plain:
-        sharders = tier_sharders(TierCluster(plan), sharders)
+        sharders = tier_sharders(ShardedTiers(plan), sharders)
     sharded = DistributedModelParallel(
         arranged.model, device=CPU, plan=arranged.plan, sharders=with_bags_of_one(sharders)
     )

@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.torchrec import fused_kernels
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 ROWS = {"item": 40, "shop": 5}
 """Of five rows three ranks have two, two and one, and the fourth has none."""
@@ -49,7 +49,7 @@ def sharded() -> DistributedModelParallel:
         for name, rows in ROWS.items()
     }
     sharders = tier_sharders(
-        TierCluster(TierPlan(tables=tables, n_nodes=2, ranks_per_node=2)),
+        ShardedTiers(TierPlan(tables=tables, n_nodes=2, ranks_per_node=2)),
         [EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.1})],
     )
     placed = construct_module_sharding_plan(

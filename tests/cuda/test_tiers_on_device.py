@@ -31,7 +31,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers import update
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.tiers.home_tables import HomeTable
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
@@ -219,12 +219,12 @@ def trained(
     optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)
     initialisers = table_initialisers(model)
     arranged = BySharding("row_wise")(model, optimizer)
-    cluster = TierCluster(plan_of(world_size, coalesce), chunk_rows=64)
+    sharded_tiers = ShardedTiers(plan_of(world_size, coalesce), chunk_rows=64)
     sharded = DistributedModelParallel(
         model,
         device=torch.device("cpu"),
         plan=arranged.plan,
-        sharders=tier_sharders(cluster, arranged.sharders),
+        sharders=tier_sharders(sharded_tiers, arranged.sharders),
     )
     initialise_tables(sharded, initialisers, 0)
     (collection,) = (m for m in sharded.modules() if isinstance(m, TieredModule))

@@ -60,7 +60,7 @@ from recd_plugins.testing.arrange import Arranged
 from recd_plugins.testing.batches import from_lists
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 META = torch.device("meta")
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
@@ -160,9 +160,9 @@ class BehindPlugins(InManyWays):
             )
             for name in ("seen", "heard")
         }
-        cluster = TierCluster(TierPlan(tables=tables, n_nodes=2, ranks_per_node=1))
+        sharded_tiers = ShardedTiers(TierPlan(tables=tables, n_nodes=2, ranks_per_node=1))
         adapt(model, GROUPS, unique_shares=(0.2, 0.9))
-        sharders = with_dedup(tier_sharders(cluster, arranged.sharders))
+        sharders = with_dedup(tier_sharders(sharded_tiers, arranged.sharders))
         return arranged._replace(sharders=with_means(sharders, model))
 
 
@@ -210,9 +210,9 @@ class BehindSome(InManyWays):
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         arranged = InManyWays(alone=False)(model, optimizer)
         seen = TablePlan(table="seen", replicated=np.arange(ROWS)[::3], coalesce="rank")
-        cluster = TierCluster(TierPlan(tables={"seen": seen}, n_nodes=2, ranks_per_node=1))
+        sharded_tiers = ShardedTiers(TierPlan(tables={"seen": seen}, n_nodes=2, ranks_per_node=1))
         adapt(model, GROUPS)
-        sharders = with_dedup(tier_sharders(cluster, arranged.sharders))
+        sharders = with_dedup(tier_sharders(sharded_tiers, arranged.sharders))
         return arranged._replace(sharders=with_means(sharders, model))
 
 

@@ -18,7 +18,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_parity, reference_of, train_on
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Tiered:
         }
         plan = TierPlan(tables=tables, n_nodes=self.n_nodes, ranks_per_node=2 // self.n_nodes)
         plain = [one for one in arranged.sharders if one.module_type.__name__[:5] != "Dedup"]
-        return arranged._replace(sharders=with_dedup(tier_sharders(TierCluster(plan), plain)))
+        return arranged._replace(sharders=with_dedup(tier_sharders(ShardedTiers(plan), plain)))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 ShardingKind = Literal["row_wise", "table_wise", "column_wise"]
@@ -328,7 +328,7 @@ def job(
         )
         sharders = stack.sharders()
     elif side != "plain":
-        sharders = tier_sharders(TierCluster(tier_plan()), sharders)
+        sharders = tier_sharders(ShardedTiers(tier_plan()), sharders)
     if side == "tiers and dedup":
         adapt(net, GROUPS, poolings=["summed"])
         sharders = with_dedup(sharders)

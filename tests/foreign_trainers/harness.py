@@ -35,7 +35,7 @@ from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", ".*torch.jit.script")  # deprecated, in TorchRec's models
@@ -201,7 +201,7 @@ def _sharders(case: Case) -> list[Any]:
     fused = {"learning_rate": 0.1, "optimizer": EmbOptimType.EXACT_SGD}
     sharders: list[Any] = [PlainBags(dict(fused)), PlainSequences(dict(fused))]
     if case.by not in ("torchrec", "dedup"):
-        sharders = tier_sharders(TierCluster(_tier_plan(case)), sharders)
+        sharders = tier_sharders(ShardedTiers(_tier_plan(case)), sharders)
     return with_dedup(sharders) if case.by.startswith("dedup") else sharders
 
 

@@ -36,7 +36,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 STEPS = 3
@@ -134,7 +134,7 @@ def train(
         of_all = tier_plan()
         deep = {name: replace(of_all.tables[name], coalesce=coalesce) for name in ("users", "tags")}
         tiers = TierPlan(tables=deep, n_nodes=1, ranks_per_node=of_all.ranks_per_node)
-        sharders = tier_sharders(TierCluster(tiers), sharders)
+        sharders = tier_sharders(ShardedTiers(tiers), sharders)
     model = DistributedModelParallel(net, device=CPU, plan=plan, sharders=sharders)
     initialise_tables(model, initialisers, 0)
     optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)

@@ -38,7 +38,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.tiers.planner.tier_planner import TierPlanner
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 CPU = torch.device("cpu")

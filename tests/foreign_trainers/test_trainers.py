@@ -55,7 +55,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.tiers import tiers
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 STEPS = 3
 
@@ -456,7 +456,7 @@ def in_two_dimensions() -> str:
     mesh = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
     world = dist.group.WORLD
     env = ShardingEnv2D(sharding_pg=world, replica_pg=world, global_pg=world, device_mesh=mesh)
-    (sharder,) = tier_sharders(TierCluster(tier_plan()), [EmbeddingBagCollectionSharder()])
+    (sharder,) = tier_sharders(ShardedTiers(tier_plan()), [EmbeddingBagCollectionSharder()])
     with pytest.raises(CapabilityError) as caught:
         sharder.shard(net.bags, plan.plan["bags"], env, CPU)
     return str(caught.value)

@@ -28,7 +28,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Counted, profile_batches
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.tiers.planner.tier_planner import TierPlanner
 
 ROWS, BATCH = 400, 32
 REGISTRY: dict[str, Any] = {

@@ -40,7 +40,7 @@ from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.sparse.own_batches import OwnBatches, features_of
 from recd_plugins.testing.batches import from_lists, to_lists
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.sharder import TierCluster
+from recd_plugins.tiers.sharder import ShardedTiers
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 from recd_scars.hot_batches import HotBatches, HotBatchesWithoutState
 from recd_scars.scars_planner import ScarsPlanner
@@ -399,7 +399,7 @@ def traffic_of_steps() -> list[tuple[bool, set[str]]]:
     KINDS["torchrec"] = torchrec_batch
     found = []
     for plan in (SOME, ALL):
-        model = build("sgd", TierCluster(on_two_ranks(plan, "rank")), wrap=OwnModel)
+        model = build("sgd", ShardedTiers(on_two_ranks(plan, "rank")), wrap=OwnModel)
         stage = stage_of(
             "torchrec",
             rank=rank,
@@ -648,7 +648,7 @@ def told_at(
     monkeypatch.setattr(ScarsPlanner, "features_of", FEATURES)
     cache = {"use": "scars", "size": "hit_rate", "hit_rate": 0.5, "window": 2}
     planner: Any = rp.load({"plugins": ["recd_scars"], "cache": cache}).planner()
-    planner.tier_plan, planner._cluster = SOME, SimpleNamespace(never_hot={"songs"})
+    planner.tier_plan, planner._sharded = SOME, SimpleNamespace(never_hot={"songs"})
     trained, kept = 0, []
     for epoch, rows in enumerate(epochs):
         batches = planner.order([kjt_of([row] * 6) for row in rows], 0, 1, OwnBatches())
@@ -688,7 +688,7 @@ def test_hot_batches_that_never_come_are_told_of_after_ten_windows(
     def told(plan: TierPlan, *rows: int) -> list[str]:
         """What is said of batches of a row each by this plan, and where."""
         planner: Any = rp.load({"plugins": ["recd_scars"], "cache": cache}).planner()
-        planner.tier_plan, planner._cluster = plan, SimpleNamespace(never_hot=set())
+        planner.tier_plan, planner._sharded = plan, SimpleNamespace(never_hot=set())
         batches = planner.order([kjt_of([row] * 6) for row in rows], 0, 1, OwnBatches())
         for trained, _ in enumerate(batches, 1):
             if (found := planner.ordered_in_vain(trained)) is not None:

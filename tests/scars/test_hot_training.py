@@ -28,7 +28,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
@@ -78,14 +78,16 @@ def on_two_ranks(plan: TierPlan, coalesce: Any = "none") -> TierPlan:
 
 
 def build(
-    kind: Any, cluster: TierCluster | None, wrap: Callable[[nn.Module], nn.Module] | None = None
+    kind: Any,
+    sharded_tiers: ShardedTiers | None,
+    wrap: Callable[[nn.Module], nn.Module] | None = None,
 ) -> DistributedModelParallel:
     optimizer = OptimizerSettings(tables=kind, tables_lr=0.1, tables_eps=1e-4)
     torch.manual_seed(0)
     model: nn.Module = Model() if wrap is None else wrap(Model())
     initialisers = table_initialisers(model)
     arranged = BySharding("row_wise")(model, optimizer)
-    tiers = cluster and tier_sharders(cluster, arranged.sharders)
+    tiers = sharded_tiers and tier_sharders(sharded_tiers, arranged.sharders)
     sharded = DistributedModelParallel(
         model, device=torch.device("cpu"), plan=arranged.plan, sharders=tiers or arranged.sharders
     )
@@ -113,7 +115,7 @@ def train(folder: str, kind: str, coalesce: str) -> list[list[tuple[str | None, 
     first, second = (
         on_two_ranks(plan, coalesce) for plan in (SOME, plan_of(range(6, 20), [0, 1, 2, 3]))
     )
-    cluster, plans = TierCluster(first), Plans(first)
+    sharded_tiers, plans = ShardedTiers(first), Plans(first)
     stage = open_stage(
         Table.open(Path(folder)), plans, rank=dist.get_rank(), world_size=2, window=3, tail="pad"
     )
@@ -127,7 +129,7 @@ def train(folder: str, kind: str, coalesce: str) -> list[list[tuple[str | None, 
     steps = EPOCHS * len(stage)
 
     def trained(
-        behind: TierCluster | None,
+        behind: ShardedTiers | None,
         stream: Iterator[Batch],
         rounding: AbstractContextManager[object],
     ) -> dict[str, Tensor]:
@@ -146,7 +148,7 @@ def train(folder: str, kind: str, coalesce: str) -> list[list[tuple[str | None, 
         unmarked = [dataclasses.replace(batch, hot_under=None) for batch in seen]
         return trained(None, iter(unmarked), rounding)
 
-    ours = trained(cluster, watched(), nullcontext())
+    ours = trained(sharded_tiers, watched(), nullcontext())
     given = kind, tuple(tuple(rows_of(batch)) for batch in seen)
     if given not in PLAIN:
         PLAIN[given] = plain_of(plain)
@@ -177,7 +179,7 @@ def all_to_all_of_steps(folder: str) -> list[tuple[bool, bool]]:
     found = []
     for plan in (SOME, ALL):
         plan = on_two_ranks(plan, "rank")
-        model = build("sgd", TierCluster(plan))
+        model = build("sgd", ShardedTiers(plan))
         stage = open_stage(
             Table.open(Path(folder)), Plans(plan), rank=dist.get_rank(), world_size=2
         )
@@ -191,7 +193,7 @@ def all_to_all_of_steps(folder: str) -> list[tuple[bool, bool]]:
 def traffic_of_hot_steps(folder: str) -> set[str]:
     """On a rank: the collectives of TorchRec's pipeline while all batches are hot."""
     plan = on_two_ranks(ALL, "rank")
-    model = build("sgd", TierCluster(plan))
+    model = build("sgd", ShardedTiers(plan))
     stage = open_stage(Table.open(Path(folder)), Plans(plan), rank=dist.get_rank(), world_size=2)
     optimizer = torch.optim.SGD(model.module.over.parameters(), lr=0.1)
     pipeline = TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))

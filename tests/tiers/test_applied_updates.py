@@ -9,9 +9,9 @@ from tiered import (
     ByTiers,
     Sequences,
     batch_of,
-    cluster_of,
     row_wise_of,
     sharded,
+    sharded_tiers_of,
     tables,
     tier_plan,
 )
@@ -46,7 +46,7 @@ def retier_with_a_kept_loss() -> None:
             kept = loss(model, 0)
             kept.backward()
             if behind is DRAWN:
-                cluster_of(model).retier(tier_plan(THEN, n_nodes=1))
+                sharded_tiers_of(model).retier(tier_plan(THEN, n_nodes=1))
             loss(model, 1).backward()
         assert kept.grad_fn is not None
         return tables(model)
@@ -63,7 +63,7 @@ def second_backward() -> str:
     model = build(DRAWN)
     kept = loss(model, 0)
     kept.backward(retain_graph=True)
-    cluster_of(model).retier(tier_plan(THEN, n_nodes=1))
+    sharded_tiers_of(model).retier(tier_plan(THEN, n_nodes=1))
     loss(model, 1).backward()
     try:
         kept.backward()

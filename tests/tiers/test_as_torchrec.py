@@ -20,11 +20,11 @@ from tiered import (
     Bags,
     ByTiers,
     Sequences,
-    cluster_of,
     confined,
     own_batch,
     row_wise_of,
     sharded,
+    sharded_tiers_of,
     tier_plan,
     trained,
 )
@@ -47,7 +47,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding, tables_of
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 Model = DistributedModelParallel
 
@@ -308,7 +308,7 @@ class Behind:
                 table=name, replicated=rows[::3], per_node=rows[1::3], coalesce=self.coalesce
             )
         plan = TierPlan(tables=plans, n_nodes=1, ranks_per_node=dist.get_world_size())
-        return arranged._replace(sharders=tier_sharders(TierCluster(plan), arranged.sharders))
+        return arranged._replace(sharders=tier_sharders(ShardedTiers(plan), arranged.sharders))
 
 
 def few_rows(kind: str, behind: Behind, rows: int) -> str:
@@ -403,7 +403,7 @@ def tracked_before_replicas() -> str:
     model = sharded(ByTiers(ranks_per_node=2, tiers="none"), Sequences, "sgd")
     model.init_torchrec_delta_tracker(DeltaTrackerConfig())
     with pytest.raises(CapabilityError) as caught:
-        cluster_of(model).retier(tier_plan(SEQUENCES[1], n_nodes=1))
+        sharded_tiers_of(model).retier(tier_plan(SEQUENCES[1], n_nodes=1))
     return str(caught.value)
 
 

@@ -24,7 +24,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, BySharding, tables_of
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import check_parity
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 Kind = Literal["row_wise", "table_row_wise", "column_wise", "data_parallel"]
 
@@ -44,7 +44,7 @@ class Beside:
     def __call__(self, model: nn.Module, optimizer: OptimizerSettings) -> Arranged:
         sharders = BySharding("row_wise")(model, optimizer).sharders
         if self.drawn is not None:
-            sharders = tier_sharders(TierCluster(of_songs(self.drawn)), sharders)
+            sharders = tier_sharders(ShardedTiers(of_songs(self.drawn)), sharders)
         return Arranged(model, self._plan(model, sharders), sharders)
 
     def _plan(self, model: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:

@@ -21,7 +21,7 @@ from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.routed_batch import RoutedBatch
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 PAGE = Path(__file__).parents[2] / "docs" / "tiers.md"
 
@@ -67,7 +67,7 @@ def followed() -> list[tuple[str, str]]:
         model,
         device=torch.device("cpu"),
         plan=arranged.plan,
-        sharders=tier_sharders(TierCluster(PLAN), arranged.sharders),
+        sharders=tier_sharders(ShardedTiers(PLAN), arranged.sharders),
     )
     ((table, home),) = sharded.state_dict().items()
     (part,) = home.local_shards()

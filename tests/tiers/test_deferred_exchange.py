@@ -21,7 +21,7 @@ from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.exchange import DeferredExchange, Sent
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 STEPS = 6
@@ -36,7 +36,7 @@ class Mixed:
         artists = dataclasses.replace(plan.tables["artists"], coalesce="rank")
         plan = dataclasses.replace(plan, tables={**plan.tables, "artists": artists})
         arranged = BySharding("row_wise")(model, optimizer)
-        return arranged._replace(sharders=tier_sharders(TierCluster(plan), arranged.sharders))
+        return arranged._replace(sharders=tier_sharders(ShardedTiers(plan), arranged.sharders))
 
 
 def tables(arrange: Arrangement, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:

@@ -17,10 +17,10 @@ from tiered import (
     Bags,
     ByTiers,
     Sequences,
-    cluster_of,
     own_batch,
     row_wise_of,
     sharded,
+    sharded_tiers_of,
     tables,
     tier_plan,
 )
@@ -94,7 +94,7 @@ def another_plan(model: DistributedModelParallel) -> None:
     fails(model(own_batch(0), stops=True))
     gc.collect()
     if hasattr(model.sharders[0], "_cluster"):
-        cluster_of(model).retier(tier_plan(THEN, n_nodes=1))
+        sharded_tiers_of(model).retier(tier_plan(THEN, n_nodes=1))
     model(own_batch(1)).backward()
 
 

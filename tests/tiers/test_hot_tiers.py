@@ -17,10 +17,10 @@ from tiered import (
     ByTiers,
     Sequences,
     batch_of,
-    cluster_of,
     confined,
     filled,
     row_wise_of,
+    sharded_tiers_of,
     tables,
     tier_plan,
 )
@@ -46,7 +46,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike, check_parity
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.tiers.collections.tiered_module import TieredModule
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
@@ -259,7 +259,7 @@ def retier_under_way() -> None:
                 if behind is drawn and number in (2, 4):
                     # Marks of the first plan mean nothing under the second, all again after it.
                     drawn_now = dataclasses.replace(drawn, seed=9 if number == 2 else 3)
-                    cluster_of(model).retier(tier_plan(drawn_now, n_nodes=1))
+                    sharded_tiers_of(model).retier(tier_plan(drawn_now, n_nodes=1))
                 pipeline.progress(stream)
         return tables(model)
 
@@ -289,8 +289,8 @@ class CopiedArtists:
         )
         if not self.replicated:
             return arranged
-        cluster = TierCluster(self.plan())
-        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
+        sharded_tiers = ShardedTiers(self.plan())
+        return arranged._replace(sharders=tier_sharders(sharded_tiers, arranged.sharders))
 
 
 def steps_of_adam(zeroed: bool) -> None:

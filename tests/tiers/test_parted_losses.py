@@ -17,7 +17,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 
 def own_feature() -> str:
@@ -48,8 +48,8 @@ class Uneven:
         artists = tables.pop("artists")
         if self.named:
             tables["artists"] = dataclasses.replace(artists, coalesce="rank")
-        cluster = TierCluster(dataclasses.replace(plan, tables=tables))
-        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
+        sharded_tiers = ShardedTiers(dataclasses.replace(plan, tables=tables))
+        return arranged._replace(sharders=tier_sharders(sharded_tiers, arranged.sharders))
 
 
 def train_parted(make: Callable[[], nn.Module], arrange: Arrangement) -> None:

@@ -26,7 +26,7 @@ from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.testing.arrange import Arrangement
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
-from recd_plugins.tiers.sharder import TierCluster
+from recd_plugins.tiers.sharder import ShardedTiers
 
 DRAWN = ByTiers(ranks_per_node=2, seed=3)
 
@@ -67,11 +67,11 @@ def refuse(says: str) -> None:
         with rounding:
             for number in range(3):
                 if behind is DRAWN and number == 1:
-                    cluster: TierCluster = model.sharders[0]._cluster
-                    before = cluster.plan
+                    sharded_tiers: ShardedTiers = model.sharders[0]._sharded
+                    before = sharded_tiers.plan
                     with pytest.raises(RegistryError, match=says):
-                        cluster.retier(bad_plans()[says])
-                    assert cluster.plan is before
+                        sharded_tiers.retier(bad_plans()[says])
+                    assert sharded_tiers.plan is before
                 model(batch_of(2 * number + dist.get_rank(), 6)).backward()
         return tables(model)
 

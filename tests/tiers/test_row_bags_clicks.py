@@ -21,7 +21,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding, tables_of
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
@@ -78,7 +78,7 @@ class Coalesced:
             n_nodes=1,
             ranks_per_node=dist.get_world_size(),
         )
-        return arranged._replace(sharders=tier_sharders(TierCluster(plan), arranged.sharders))
+        return arranged._replace(sharders=tier_sharders(ShardedTiers(plan), arranged.sharders))
 
 
 def shard(model: nn.Module, arrange: Arrangement) -> DistributedModelParallel:

@@ -151,7 +151,7 @@ def retier_under_way() -> None:
             for number in range(9):
                 if arrange is ROW_BAGS and number in (4, 6):
                     drawn = dataclasses.replace(ROW_BAGS, seed=number)
-                    model.sharders[0]._cluster.retier(tier_plan(drawn, n_nodes=2))
+                    model.sharders[0]._sharded.retier(tier_plan(drawn, n_nodes=2))
                 pipeline.progress(stream)
         assert pipeline._pipelined_modules == [model.module.bags]
         return trained(model)

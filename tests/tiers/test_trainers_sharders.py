@@ -48,7 +48,7 @@ from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import FACTOR, plain_of
 from recd_plugins.testing.trained import gather_table
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -184,7 +184,9 @@ def coded(
         for kind in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
     ]
     if drawn is not None:
-        sharders = tier_sharders(TierCluster(tier_plan(drawn, 2 // drawn.ranks_per_node)), sharders)
+        sharders = tier_sharders(
+            ShardedTiers(tier_plan(drawn, 2 // drawn.ranks_per_node)), sharders
+        )
     sharded = DistributedModelParallel(
         model, device=CPU, plan=ShardingPlan(plan=plan.plan), sharders=sharders
     )

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from tiered import (
     ByTiers,
     Sequences,
-    cluster_of,
     own_batch,
     sharded,
+    sharded_tiers_of,
     tables,
     tier_plan,
     train_step,
@@ -210,7 +210,7 @@ def retier_under_way() -> None:
     def between(model: Model, pipeline: Pipeline, number: int) -> None:
         if number in (2, 3, 5):
             drawn = dataclasses.replace(DRAWN, seed=number)
-            cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
+            sharded_tiers_of(model).retier(tier_plan(drawn, n_nodes=2))
 
     assert_alike(pipelined(DRAWN, nullcontext(), between), *plainly_pipelined())
 
@@ -225,7 +225,7 @@ def evaluate_under_way() -> None:
     def between(model: Model, pipeline: Pipeline, number: int) -> None:
         if number in (2, 4):
             drawn = dataclasses.replace(DRAWN, seed=number)
-            cluster_of(model).retier(tier_plan(drawn, n_nodes=2))
+            sharded_tiers_of(model).retier(tier_plan(drawn, n_nodes=2))
             pipeline.detach()
             model.eval()
             with torch.no_grad():
@@ -243,7 +243,7 @@ def test_rows_go_back_to_batches_in_flight_after_an_evaluation(gloo_pool: GlooPo
 def retier_before_backward() -> str:
     model = build(DRAWN)
     loss = model(own_batch(0))[0]
-    cluster_of(model).retier(tier_plan(dataclasses.replace(DRAWN, seed=9), n_nodes=1))
+    sharded_tiers_of(model).retier(tier_plan(dataclasses.replace(DRAWN, seed=9), n_nodes=1))
     try:
         model(own_batch(1))
     except CapabilityError as error:

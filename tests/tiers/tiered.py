@@ -31,7 +31,7 @@ from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding
 from recd_plugins.testing.parity import Bounds, TableOptimizerName
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 ROWS = {"songs": 43, "artists": 15}
@@ -156,8 +156,8 @@ class SomeRows:
             for name, one in plan.tables.items()
             if name == self.travels or self.sums == "row_wise"
         }
-        cluster = TierCluster(dataclasses.replace(plan, tables=tables))
-        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
+        sharded_tiers = ShardedTiers(dataclasses.replace(plan, tables=tables))
+        return arranged._replace(sharders=tier_sharders(sharded_tiers, arranged.sharders))
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ class ByTiers:
         router_memory.SMALL, router_memory.SLOT_AND_NUMBER = slots
         arranged = BySharding("row_wise")(model, optimizer)
         plan = tier_plan(self, world_size // self.ranks_per_node)
-        cluster = TierCluster(plan, chunk_rows=self.chunk_rows)
-        return arranged._replace(sharders=tier_sharders(cluster, arranged.sharders))
+        sharded_tiers = ShardedTiers(plan, chunk_rows=self.chunk_rows)
+        return arranged._replace(sharders=tier_sharders(sharded_tiers, arranged.sharders))
 
 
 def sharded(
@@ -200,10 +200,10 @@ def sharded(
     return found
 
 
-def cluster_of(model: DistributedModelParallel) -> TierCluster:
+def sharded_tiers_of(model: DistributedModelParallel) -> ShardedTiers:
     """The tiers of all collections of a model that has some."""
-    cluster: TierCluster = model.sharders[0]._cluster
-    return cluster
+    sharded_tiers: ShardedTiers = model.sharders[0]._sharded
+    return sharded_tiers
 
 
 def tables(model: DistributedModelParallel) -> dict[str, Tensor]:

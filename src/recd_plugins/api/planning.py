@@ -41,8 +41,8 @@ from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.together import LeastOfRanks, agreed, from_rank_0
 from recd_plugins.planning.topology import GB, Link
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
-from recd_plugins.tiers.chosen_sizes import ChosenSizes
-from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
+from recd_plugins.tiers.planner.tier_planner import TierPlanner
 
 __all__ = [
     "AS_TORCHREC",

@@ -2,7 +2,7 @@
 in each tier, and the plan.
 
 A plan's way. What goes in is on the left, each step's file on the right. The planner that takes
-these steps is `tiers.tier_planner`; how many rows each tier takes, a plugin's policy says.
+these steps is `tiers.planner`; how many rows each tier takes, a plugin's policy says.
 
     a trainer's batches       Look reads the first, which it still gets         access
                               count_sample counts lookups, row by row           access

@@ -5,6 +5,7 @@ It is plain data, kept beside TorchRec's plan.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugins.errors import CapabilityError, DataError, RecdError, nearest, so_many
+from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution, named_twice
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
@@ -194,6 +196,33 @@ class TierPlan:
             digest.update(plan.replicated.tobytes())
             digest.update(plan.per_node.tobytes())
         return digest.hexdigest()[:16]
+
+    def with_hottest(self, profile: Profile, hottest_rows: HottestRows) -> TierPlan:
+        """The plan with as many replicas of each table, for the rows that `hottest_rows` names by
+        another profile."""
+        tables = {
+            name: TablePlan.hottest(
+                name,
+                profile[name],
+                replicated=len(plan.replicated),
+                per_node=len(plan.per_node),
+                coalesce=plan.coalesce,
+                hottest_rows=hottest_rows,
+            )
+            for name, plan in self.tables.items()
+        }
+        return dataclasses.replace(self, tables=tables)
+
+    def differs_by_rows_alone(self, other: TierPlan) -> bool:
+        """Whether both give as many replicas of the same tables, at the same places."""
+        return self._without_rows() == other._without_rows()
+
+    def _without_rows(self) -> tuple[object, ...]:
+        tables = {
+            name: (len(table.replicated), len(table.per_node), table.coalesce)
+            for name, table in self.tables.items()
+        }
+        return self.n_nodes, self.ranks_per_node, self.mapped, tables
 
     def check_fits(self, num_rows: Mapping[str, int], cluster: Cluster, *, where: str) -> None:
         """`CapabilityError` where the plan is for another cluster, or for tables that are not among

@@ -12,7 +12,7 @@ from recd_plugins.planning.planner_bases import OrdersBatches, Retiers
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.usage import OPTIMIZER_MADE, Usage
-from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.tiers.planner.tier_planner import TierPlanner
 
 if TYPE_CHECKING:
     from torch import nn

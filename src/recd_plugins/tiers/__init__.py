@@ -6,6 +6,7 @@ of time, each with its file on the right. docs/tiers.md has the numbers of one b
     TorchRec                  tiers
     input_dist                TieredModule.input_dist                         collections
                               Tiers.route makes a RoutedBatch of the KJT:     tiers
+                                InputIds puts it in the tables' order         routing
                                 Router.route finds tier and position of ids   routing
                                 HomeIds.of coalesces those that miss          exchange
                                 AskedIds.of sorts those of `per_node`         exchange
@@ -29,10 +30,9 @@ Imports run one way, from the collections down to the collectives, which the imp
 and so go this way together.
 
 Beside this way, `sharder` makes the tiered module of each collection that a tier plan names.
-`tier_planner` makes tier plans by a policy: `table_profiles` has what the policy counts,
-`chosen_sizes` what it answers, `left_tables` what it leaves to TorchRec. `mapped_tables` keep rows
-at home in files. After `Tiers.retier`, batches are routed by other replicas; the first of these to
-be computed moves the rows.
+`planner` makes tier plans by a policy. `mapped_tables` keep rows at home in files. After
+`Tiers.retier`, batches are routed by other replicas; the first of these to be computed moves the
+rows.
 
 Letters of shapes: N ids of a batch or a group, n some of them, u different ones, r those that
 others ask of this rank; H rows in which hits are looked up; F features, B samples, D columns; S

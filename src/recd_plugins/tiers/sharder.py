@@ -32,18 +32,18 @@ from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.tables import is_coalesced
 from recd_plugins.tiers.tiers import Tiers
 
-__all__ = ["TierCluster", "TierSharder", "tier_sharders", "why_no_tiers"]
+__all__ = ["ShardedTiers", "TierSharder", "tier_sharders", "why_no_tiers"]
 
 M = TypeVar("M", TierEmbeddingCollection, TierEmbeddingBagCollection, TierRowBagCollection)
 
 
 def tier_sharders(
-    cluster: TierCluster, sharders: Iterable[ModuleSharder[Any]]
+    sharded: ShardedTiers, sharders: Iterable[ModuleSharder[Any]]
 ) -> list[ModuleSharder[nn.Module]]:
     """The sharders; those of TorchRec's collections put tiers in front of their tables."""
     collections = (EmbeddingCollection, EmbeddingBagCollection)
     return [
-        TierSharder(sharder, cluster) if issubclass(sharder.module_type, collections) else sharder
+        TierSharder(sharder, sharded) if issubclass(sharder.module_type, collections) else sharder
         for sharder in sharders
     ]
 
@@ -56,9 +56,9 @@ class TierSharder(WrappedSharder):
     tables of an EmbeddingBagCollection, their rows travel instead of sums: `TierRowBagCollection`.
     """
 
-    def __init__(self, inner: ModuleSharder[Any], cluster: TierCluster) -> None:
+    def __init__(self, inner: ModuleSharder[Any], sharded: ShardedTiers) -> None:
         super().__init__(inner)
-        self._cluster = cluster
+        self._sharded = sharded
 
     def shard(
         self,
@@ -72,21 +72,21 @@ class TierSharder(WrappedSharder):
         configs: Sequence[BaseEmbeddingConfig] = (
             module.embedding_bag_configs() if bags else module.embedding_configs()
         )
-        if not self._cluster.plans_any(configs):
+        if not self._sharded.plans_any(configs):
             return self._inner.shard(module, params, env, device, module_fqn)
         if why := why_no_tiers(self._inner):
-            tables = [config.name for config in configs if config.name in self._cluster.plan.tables]
+            tables = [config.name for config in configs if config.name in self._sharded.plan.tables]
             raise CapabilityError(
                 f"tier plan: tables {', '.join(tables)} have replicas, but {why}. Leave them out "
                 "of the tier plan, or shard them by TorchRec's own."
             )
         options: dict[str, Any] = {"device": device, "module_fqn": module_fqn}
         kind: Any = TierEmbeddingBagCollection if bags else TierEmbeddingCollection
-        if bags and self._cluster.coalesces(configs):
+        if bags and self._sharded.coalesces(configs):
             kind = TierRowBagCollection
         else:
             options |= module_options(self._inner)
-        return self._cluster.shard(kind, self, module, params, env, **options)
+        return self._sharded.shard(kind, self, module, params, env, **options)
 
     def reshard(self, sharded_module: Any, *rest: Any, **options: Any) -> Any:
         """Refuse collections with replicas, which know where rows are at home; the trainer's
@@ -99,9 +99,9 @@ class TierSharder(WrappedSharder):
         return self._inner.reshard(sharded_module, *rest, **options)
 
 
-class TierCluster:
-    """A tier plan on a world of ranks, and all tiers that were made by it. All sharders share
-    one."""
+class ShardedTiers:
+    """A tier plan on the ranks of a job, and the tiers of every collection that was sharded by it.
+    All sharders of a plan share one, so that `retier` reaches all their collections at once."""
 
     def __init__(self, plan: TierPlan, *, chunk_rows: int = CHUNK_ROWS) -> None:
         self.made_of = self.plan = plan

@@ -24,7 +24,7 @@ from recd_plugins.testing.gloo import RanksFailed
 from recd_plugins.testing.neighbours import with_neighbours
 from recd_plugins.testing.parity import check_parity
 from recd_plugins.testing.probe import SCHEMA, Probe
-from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.tiers.planner.tier_planner import TierPlanner
 
 __all__ = ["ByRecord", "check_sharding"]
 

@@ -21,7 +21,7 @@ from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Callback
-from recd_plugins.tiers.tier_planner import TierPlanner
+from recd_plugins.tiers.planner.tier_planner import TierPlanner
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
 

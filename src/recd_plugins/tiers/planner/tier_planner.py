@@ -64,13 +64,13 @@ from recd_plugins.planning.planner_bases import (
 )
 from recd_plugins.planning.replica_factor import replica_factor, replica_passes
 from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes, tier_plan
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.together import from_rank_0
-from recd_plugins.tiers.chosen_sizes import ChosenSizes, check_choice, check_tables
-from recd_plugins.tiers.kernel_rows import KernelRows
-from recd_plugins.tiers.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
-from recd_plugins.tiers.priced_choice import priced_beside, slower_than_own
-from recd_plugins.tiers.table_profiles import TableProfiles
+from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes, check_choice, check_tables
+from recd_plugins.tiers.planner.kernel_rows import KernelRows
+from recd_plugins.tiers.planner.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
+from recd_plugins.tiers.planner.priced_choice import priced_beside, slower_than_own
+from recd_plugins.tiers.planner.table_profiles import TableProfiles
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.planning.topology import Topology
     from recd_plugins.slots import Context
-    from recd_plugins.tiers.sharder import TierCluster
+    from recd_plugins.tiers.sharder import ShardedTiers
 
 __all__ = ["TierPlanner"]
 
@@ -139,9 +139,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The tables that are row-wise in the last plan, whatever the planner behind would
         choose."""
         self._forced = True
-        self._cluster: TierCluster | None = None
-        self._clusters: list[TierCluster] = []
-        """The clusters of all plans that sharders were asked for."""
+        self._sharded: ShardedTiers | None = None
+        """The tiers of the last plan, once its sharders were asked for."""
+        self._every_sharded: list[ShardedTiers] = []
+        """The same of all plans that sharders were asked for."""
         self._notices: list[Notice] = []
         self._behind = self.others
         """The planner of the others as it made the last plan: `others`, or a copy of it."""
@@ -256,7 +257,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
             )
         finally:
             self._profiles.drop_counts()
-        self._cluster = None
+        self._sharded = None
         if group.rank() != 0:
             self.explanation = "Planned on rank 0, which knows why."
         return plan
@@ -265,7 +266,7 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The plan for a number of ranks, which need not be there."""
         self._find_tables(model)
         self.every = frozenset(model_tables(model))
-        self.report = self._cluster = None
+        self.report = self._sharded = None
         self._notices, self._behind, self.mapped = [], self.others, ()
         self._leave_all()
         homes = Homes(
@@ -612,12 +613,12 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The sharders of the others, with tiers in front of tables where the plan has any."""
         found = sharders_of(self._others_planner())
         if self.tier_plan is not None:
-            from recd_plugins.tiers.sharder import TierCluster, tier_sharders
+            from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
-            if self._cluster is None:
-                self._cluster = TierCluster(self.tier_plan)
-                self._clusters.append(self._cluster)
-            found = tier_sharders(self._cluster, found)
+            if self._sharded is None:
+                self._sharded = ShardedTiers(self.tier_plan)
+                self._every_sharded.append(self._sharded)
+            found = tier_sharders(self._sharded, found)
         return self.in_mapped_files(found, self.mapped) if self.mapped else found
 
     def in_mapped_files(
@@ -636,14 +637,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         """The tables of this plan, as it was made, that have no tiers in front of them, since they
         were not sharded with tiers. It does not matter if replicas have moved to other rows
         since."""
-        made = [one.tables for one in self._clusters if one.made_of is plan]
+        made = [one.tables for one in self._every_sharded if one.made_of is plan]
         return sorted(plan.tables.keys() - set().union(*made))
 
     @property
     def never_hot(self) -> set[str]:
         """The tables with tiers in the last plan whose collections were never handed a hot
         batch."""
-        return set() if self._cluster is None else self._cluster.never_hot
+        return set() if self._sharded is None else self._sharded.never_hot
 
     def retier(self, batches: Iterable[Any], group: ProcessGroup) -> None:
         """Give the replicas to the rows that are hot in these batches of rank 0; sizes stay.
@@ -656,10 +657,10 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 "any. Call `plan = stack.plan(model, ...)`, shard the model by it and by "
                 "stack.sharders(), and move replicas between two of its steps."
             )
-        if self.tier_plan is None or self._cluster is None:
+        if self.tier_plan is None or self._sharded is None:
             return
         self.tier_plan = from_rank_0(group, lambda: self.hotter(batches))
-        self._cluster.retier(self.tier_plan)
+        self._sharded.retier(self.tier_plan)
 
     def hotter(self, batches: Iterable[Any]) -> TierPlan:
         """The last plan with the rows that are hot in these batches."""
@@ -674,25 +675,14 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
         counted = {name: self.found[name].counted for name in plans}
         self.profile = profile_batches(batches, counted, features=self.context.features)
         with self._naming_whose():
-            tables = {
-                name: TablePlan.hottest(
-                    name,
-                    self.profile[name],
-                    replicated=len(plan.replicated),
-                    per_node=len(plan.per_node),
-                    coalesce=plan.coalesce,
-                    hottest_rows=self.hottest_rows,
-                )
-                for name, plan in plans.items()
-            }
-        return dataclasses.replace(self.tier_plan, tables=tables)
+            return self.tier_plan.with_hottest(self.profile, self.hottest_rows)
 
     def restore_replicas(self, plan: TierPlan) -> bool:
         mine = self.tier_plan
-        if mine is None or self._cluster is None or not _only_rows_differ(mine, plan):
+        if mine is None or self._sharded is None or not mine.differs_by_rows_alone(plan):
             return False
         self.tier_plan = plan
-        self._cluster.retier(plan)
+        self._sharded.retier(plan)
         return True
 
 
@@ -709,16 +699,3 @@ class _AskedPlan:
     @property
     def cluster(self) -> Cluster:
         return Cluster.of(self.topology, self.world_size)
-
-
-def _only_rows_differ(one: TierPlan, other: TierPlan) -> bool:
-    """Whether both give as many replicas of the same tables, at the same places."""
-    return _without_rows(one) == _without_rows(other)
-
-
-def _without_rows(plan: TierPlan) -> tuple[object, ...]:
-    tables = {
-        name: (len(table.replicated), len(table.per_node), table.coalesce)
-        for name, table in plan.tables.items()
-    }
-    return plan.n_nodes, plan.ranks_per_node, plan.mapped, tables

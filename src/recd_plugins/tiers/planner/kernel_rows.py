@@ -16,8 +16,8 @@ from recd_plugins.planning.kernels_without_rows import (
 from recd_plugins.planning.model_tables import ModelTable, model_tables
 from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.tiers.chosen_sizes import ChosenSizes
-from recd_plugins.tiers.left_tables import LeftTables
+from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
+from recd_plugins.tiers.planner.left_tables import LeftTables
 
 if TYPE_CHECKING:
     from torch import nn
