@@ -26,7 +26,8 @@ __all__ = ["Candidates", "allowed_tiers"]
 
 
 class Candidates:
-    """The candidates within a budget, made once for each levels of coalescing."""
+    """The candidates within a budget; those of the same sizes are made once, since the search comes
+    back to them."""
 
     def __init__(self, ledgers: SizedLedgers, *, budget: float, tiers: Literal[1, 2, 3]) -> None:
         """`budget` is extra bytes a rank over what TorchRec's own plan takes."""
@@ -63,7 +64,8 @@ class Candidates:
         return min(over, ledger.static_memory - own.static_memory)
 
     def _make(self, sizes: Mapping[str, TableSizes], names: Sequence[str]) -> Iterator[Ledger]:
-        """Where exchanges overlap, sizes are sought for several guesses of how much is hidden."""
+        """The candidates, some of them twice. Where exchanges overlap, only a whole plan shows how
+        much is hidden: so the best sizes are sought for several guesses of that."""
         alone = self._ledgers.by(sizes)
         yield alone
         if not self.tiers:
