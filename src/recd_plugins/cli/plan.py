@@ -73,6 +73,13 @@ Against = Annotated[
     ),
 ]
 
+Whole = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="Print every line, even if the model has very many tables that are alike."
+    ),
+]
+
 
 def plan(
     overrides: Overrides = None,
@@ -83,6 +90,7 @@ def plan(
     figure: FigureFile = None,
     drift: Before = None,
     against: Against = None,
+    whole: Whole = False,
     debug: Debug = False,
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +130,7 @@ def plan(
             }
             print(json.dumps({"plan": explained, "tiers": values, **changes}))
             return
-        print(explained)
+        print(explained if whole else stack.in_short(explained, "`--all` prints them"))
         for name, one in drifted.items():
             print(
                 f"{name}: the {so_many(one.rows, 'hottest row')} of before took {one.then:.1%} of "

@@ -58,6 +58,7 @@ from recd_plugins.stack.loaders import Loaders
 from recd_plugins.stack.looked_up import compare_features
 from recd_plugins.stack.optimizer import chosen_factory
 from recd_plugins.stack.period_batches import PeriodBatches
+from recd_plugins.stack.plan_in_short import PlanInShort
 from recd_plugins.stack.planned_exchanges import PlannedExchanges
 from recd_plugins.stack.planner import RegistryPlanner
 from recd_plugins.stack.tables import RegistryTables
@@ -99,6 +100,7 @@ class Stack(LooksAtBatches):
         self._registry = registry
         self._planning = RegistryPlanner(registry, lambda: self._contexts, self.read)
         self.proposed: ShardingPlan | None = None
+        self._in_short: PlanInShort | None = None
         """The last plan that `planned_for` made, for ranks that need not be there."""
         self.group: ProcessGroup | None = None
         """The ranks that train; None where all of the job's do."""
@@ -544,6 +546,7 @@ class Stack(LooksAtBatches):
         planning.planned = True
         compare_with_trainer(plan, model, planning, self._usage, own.constraints)
         self._exchanges.take(plan, model, on, planning.sharders(), group)
+        self._in_short = PlanInShort(plan, model, group.size())
         self._usage.planned(planning.planner(), planning.choice, group)
         brought = batches is not None or profile is not None
         compare_features(model, self._registry, self._features, self._usage, own=brought)
@@ -609,6 +612,7 @@ class Stack(LooksAtBatches):
             proposed = planner.propose(model, topology or self._registry.topology, world_size)
         check_is_plan(planning, proposed, "propose")
         self.proposed = proposed
+        self._in_short = PlanInShort(proposed, model, world_size)
         planning.planned = True
         self._usage.planned(planner, planning.choice)
         return planner
@@ -695,6 +699,13 @@ class Stack(LooksAtBatches):
         it is."""
         explanations = filter(None, [self.explain_groups(), self._adaptation.explained])
         return "\n".join([*explanations, self._planning.explain(), *self._exchanges.explain()])
+
+    def in_short(self, explanation: str, whole: str) -> str:
+        """An explanation of the last plan, in short where the model has very many tables that are
+        alike; `whole` says where all of it is."""
+        if self._in_short is None:
+            return explanation
+        return self._in_short.explained(explanation, self.planner(), whole)
 
     def explain_groups(self) -> str:
         """Only why batches are deduplicated as they are."""

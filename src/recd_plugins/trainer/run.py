@@ -205,7 +205,7 @@ def _report(stack: Stack, reached: ReachedState | None) -> RunReport:
         reached=reached,
         again=reached is not None and evaluates_again(reached, settings),
     )
-    report.say(stack.explain())
+    report.say(stack.in_short(stack.explain(), "plan.json of the run's folder has them all"))
     return report
 
 
