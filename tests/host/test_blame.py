@@ -15,7 +15,8 @@ import typer
 from recd_plugins.cli.reported import reported
 from recd_plugins.cli.train import _summary
 from recd_plugins.errors import PluginError, RecdError, naming
-from recd_plugins.hooks.blame import blamed
+from recd_plugins.hooks import blame
+from recd_plugins.hooks.blame import blamed, raised_by
 from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.storage.whole_file import of_path
 
@@ -30,7 +31,7 @@ class Faulty(torch.nn.Module):
     def forward(self, what):
         every = {"own": self.own, "torch": self.called, "host": self.deep, "disk": self.full}
         ends = {"ends": self.ends, "odd": self.odd, "stops": self.stops, "waits": self.waits}
-        return {**every, **ends}[what]()
+        return {**every, **ends, "yields": self.yields}[what]()
 
     def own(self):
         raise KeyError("history")
@@ -51,6 +52,9 @@ class Faulty(torch.nn.Module):
 
     def stops(self):
         raise KeyboardInterrupt
+
+    def yields(self):
+        yield next(iter(()))
 
     def waits(self):
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -107,6 +111,23 @@ def test_the_innermost_frame_of_a_plugin_is_named(
         faulty(how)
     assert ended.value.exit_code == 2
     assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_a_generator_that_ends_by_stop_iteration_is_named_whoever_asked_it(
+    faulty: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is raised where its next one is asked for: by another plugin."""
+    monkeypatch.setitem(blame._imported, Path(__file__), blame._Plugin("asks", None, frozenset()))
+    error = raised(lambda: list(faulty("yields")))  # type: ignore[call-overload]
+    by = raised_by(error)
+    assert by is not None
+    assert by.plugin == "./faulty_plugin.py"
+    assert by.place.startswith("Faulty.yields (faulty_plugin.py:")
+    said = blamed(error)
+    assert said is not None
+    assert said.startswith(
+        "plugin './faulty_plugin.py' (./faulty_plugin.py) raised RuntimeError in "
+    )
 
 
 @pytest.mark.parametrize("how", ["ends", "odd", "stops"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,14 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
             "import sys\nsys.exit(3)\n",
             "raised SystemExit on import: 3 (broken_plugin/__init__.py:17).",
         ),
+        (
+            "raise KeyboardInterrupt\n",
+            "raised KeyboardInterrupt on import:  (broken_plugin/__init__.py:16).",
+        ),
+        (
+            "class Odd(BaseException): ...\nraise Odd('x')\n",
+            "raised Odd on import: x (broken_plugin/__init__.py:17).",
+        ),
         ("import recd_plugins.absent\n", "raised ModuleNotFoundError on import"),
         ("import recd_plugins.absent\n", "__init__.py:16). This is recd-plugins 0."),
         (
@@ -366,6 +375,17 @@ def test_a_plugin_is_not_believed_unchecked(body: str, says: str, site: Path) ->
     message = refused(["broken_plugin"], Path())
     assert "broken_plugin" in message
     assert says in message
+
+
+def test_ctrl_c_while_a_plugin_is_imported_is_not_the_plugins(site: Path) -> None:
+    body = "import signal\nsignal.raise_signal(signal.SIGINT)\n"
+    write_distribution(site, "pkg-a", "1.0", "slow_plugin", body)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Catalog(["slow_plugin"], Path())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from opcode import opmap
 from pathlib import Path
 from signal import getsignal, valid_signals
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from recd_plugins.compat.packages import DISTRIBUTION
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Raised",
     "blamed",
+    "is_of_a_signal",
     "line_on_import",
     "raised_by",
     "raised_by_a_line",
@@ -86,7 +87,7 @@ def remember(name: str, plugin: object, provider: Provider) -> None:
 def blamed(error: BaseException) -> str | None:
     """The message for an error raised by a stranger's plugin, or by code that it called and that
     is neither ours nor a plugin's; None for any other error."""
-    frame = next(_frames(error.__traceback__), None)
+    frame = next(_raising(error), None)
     if frame is None or frame.plugin.provider is None:
         return None
     what = without_frames(error)
@@ -99,7 +100,7 @@ def blamed(error: BaseException) -> str | None:
 def raised_by(error: BaseException) -> Raised | None:
     """The plugin that has the innermost frame of an error but for the host's; None where no plugin
     has any, or where it came while a trainer's batches were read."""
-    for frame in _frames(error.__traceback__):
+    for frame in _raising(error):
         if frame.file.is_relative_to(TRAINERS):
             return None
         if not frame.file.is_relative_to(HOST):
@@ -110,7 +111,7 @@ def raised_by(error: BaseException) -> Raised | None:
 def who_exits(error: SystemExit) -> Raised | None:
     """The plugin that ends the process by a line of its own; None where another's line does, as a
     trainer's answer to a signal that came meanwhile."""
-    answers = {getattr(getsignal(one), "__code__", None) for one in valid_signals()}
+    answers = _answers()
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         after = at.tb_next.tb_frame
@@ -133,6 +134,16 @@ def raised_by_a_line(error: BaseException) -> bool:
     return at is not None and at.tb_frame.f_code.co_code[at.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
+def is_of_a_signal(error: BaseException) -> bool:
+    """Whether an answer to a signal raised it, Python's own or another one: nobody's line did."""
+    if isinstance(error, KeyboardInterrupt) and not raised_by_a_line(error):
+        return True
+    answers, at = _answers(), error.__traceback__
+    while at is not None and at.tb_frame.f_code not in answers:
+        at = at.tb_next
+    return at is not None
+
+
 def line_on_import(error: BaseException) -> str:
     """The line of a plugin that raised an error as it was imported, as ` (my_log.py:12)`: one that
     is not known yet. Nothing where no code of it ran, or where the message says it."""
@@ -146,6 +157,23 @@ def line_on_import(error: BaseException) -> str:
             found = file, at.tb_lineno
         at = at.tb_next
     return "" if found is None else f" ({_short(found[0])}:{found[1]})"
+
+
+def _answers() -> set[CodeType | None]:
+    """The code that answers signals."""
+    return {getattr(getsignal(one), "__code__", None) for one in valid_signals()}
+
+
+def _raising(error: BaseException) -> Iterator[_Frame]:
+    """The frames of the host and of plugins in which an error was raised, the innermost first.
+
+    A StopIteration that leaves a generator becomes an error of whoever asked that for its next one:
+    the generator's own frames are those of what it left by.
+    """
+    ended = error.__cause__
+    if isinstance(error, RuntimeError) and isinstance(ended, StopIteration | StopAsyncIteration):
+        yield from _frames(ended.__traceback__)
+    yield from _frames(error.__traceback__)
 
 
 def _alone(at: TracebackType) -> TracebackType:

@@ -22,7 +22,7 @@ from types import ModuleType
 
 from recd_plugins.compat.build import not_loaded
 from recd_plugins.errors import PluginError, nearest, shown
-from recd_plugins.hooks.blame import line_on_import
+from recd_plugins.hooks.blame import is_of_a_signal, line_on_import
 from recd_plugins.hooks.installed import changed_at, installed_points
 from recd_plugins.hooks.markers import PROJECT
 
@@ -87,7 +87,9 @@ def imported(name: str, base: Path) -> tuple[ModuleType, Provider]:
         if not points and name.split(".")[0] == error.name:
             raise _unknown(name, installed) from None
         raise _broken(name, error) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_of_a_signal(error):
+            raise
         raise _broken(name, error) from error
     raise _unknown(name, installed)
 
