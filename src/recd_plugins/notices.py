@@ -6,7 +6,9 @@ A planner, a converter or a model says it as `Notice`s; a `Stack` warns of each 
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import sys
 import warnings
 from abc import ABC, abstractmethod
@@ -259,6 +261,10 @@ class GivesNotices(ABC):
         """A planner's: of its last plan, on rank 0. Others': alike on all ranks."""
 
 
+GIVEN = "RECD_NOTICES_GIVEN"
+"""The variable by which ranks know the notices that the command which started them has given."""
+
+
 class Notices:
     """The notices that a job has been given."""
 
@@ -285,7 +291,18 @@ class Notices:
                 "\n".join([*refused, "`strict: true` in registry.yaml makes an error of this."])
             )
         if rank == 0:
+            before = os.environ.get(GIVEN, "").split()
             for notice in new:
+                if _digest(notice) in before:
+                    continue
                 key = notice.what.partition(":")[0]
                 line = self._lines.get(key, 1)
                 warnings.warn_explicit(str(notice), NoticeWarning, self._path, line)
+
+    def for_ranks(self) -> dict[str, str]:
+        """The variable by which ranks that this process starts give none of these notices again."""
+        return {GIVEN: " ".join(sorted(map(_digest, self._given)))}
+
+
+def _digest(notice: Notice) -> str:
+    return hashlib.sha256(str(notice).encode(errors="surrogatepass")).hexdigest()[:16]

@@ -30,6 +30,20 @@ IDLE = Unused(what="cache: scars", why="no row is worth it.", cure="Take `cache`
 FORCED = Slower(what="sharding: x", why="2 ms a step for 1 ms", cure="Take `force` out.")
 
 
+def test_ranks_give_no_notice_again_that_the_command_has_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command prepares tables before it starts ranks, which look at them again."""
+    command = Notices()
+    with pytest.warns(NoticeWarning, match="cache: scars"):
+        command.give([IDLE], 0)
+    for name, value in command.for_ranks().items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(NoticeWarning) as found:
+        Notices().give([IDLE, FORCED], 0)
+    assert [str(one.message) for one in found] == [str(FORCED)]
+
+
 @pytest.mark.parametrize("action", ["error", "ignore"])
 def test_a_line_is_for_whoever_has_other_warnings_raised_or_hidden(
     action: Literal["error", "ignore"], capsys: pytest.CaptureFixture[str]

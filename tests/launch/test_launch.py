@@ -205,6 +205,15 @@ def test_each_rank_knows_its_place(
     assert "RANK" not in os.environ
 
 
+def test_ranks_have_the_variables_that_they_are_given(
+    launch: Launch, program: Callable[[str], list[str]]
+) -> None:
+    command = program("tell(said=os.environ['SAID_TO_RANKS'])")
+    assert launch(command, 1, threads=1, variables={"SAID_TO_RANKS": "once"}) is None
+    assert json.loads(Path("rank-0.json").read_text())["said"] == "once"
+    assert "SAID_TO_RANKS" not in os.environ
+
+
 def test_what_is_typed_is_for_the_launcher(
     launch: Launch, program: Callable[[str], list[str]]
 ) -> None:

@@ -128,6 +128,7 @@ def _lead(
         server=server,
         # A run that has begun ends by its own watchdog, which takes a while and knows more.
         stopped_for=settings.hang_after and 1.1 * settings.hang_after + 20,
+        variables=stack.notices_for_ranks(),
     )
     if failure is not None:
         print(failure.output if failure.explained else f"error: {failure}", file=sys.stderr)

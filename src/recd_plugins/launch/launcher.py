@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import listed
@@ -100,6 +100,7 @@ def launch(
     server: RankServer | None = None,
     stopped_for: float = 0.0,
     trial: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Failure | None:
     """Run `python -m <command>` on ranks until all end; returns the first failure, or None.
 
@@ -112,11 +113,12 @@ def launch(
     forked from `server`, if there is one; else each is an interpreter of its own. A rank that has
     been stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0, since it
     does not end by itself. After a Ctrl-C nobody wants to know how a `trial` ended: it raises
-    KeyboardInterrupt, even if its ranks had come to their end.
+    KeyboardInterrupt, even if its ranks had come to their end. Ranks have these `variables` beside
+    this process's own.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()
-    shared = os.environ | {AGENTS_STORE: "True"}  # ranks join our store
+    shared = os.environ | variables | {AGENTS_STORE: "True"}  # ranks join our store
     place = partial(
         rank_environment,
         world_size=ranks,

@@ -361,6 +361,10 @@ class Stack(LooksAtBatches):
         self.check_planner()
         self._features.check()
 
+    def notices_for_ranks(self) -> dict[str, str]:
+        """The variables by which ranks that this process starts give none of its notices again."""
+        return self._usage.notices_for_ranks()
+
     def check_options(self) -> None:
         """Say which options do nothing beside the others, as every plan does; an error with
         `strict: true`."""

@@ -107,6 +107,10 @@ class Usage:
         """Give notices that all ranks found alike."""
         self._give(*notices)
 
+    def notices_for_ranks(self) -> dict[str, str]:
+        """The variables by which ranks that this process starts give none of its notices again."""
+        return self._notices.for_ranks()
+
     def idle_options(self) -> None:
         """Look at options that do nothing beside other options of their record."""
         for choice in (one for chosen in self._registry.choices.values() for one in chosen):
