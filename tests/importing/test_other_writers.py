@@ -257,3 +257,21 @@ def test_rows_that_arrow_does_not_read_are_missed(tmp_path: Path) -> None:
     opened = Table.open(path, load_schema(file)).opened(path)
     with pytest.raises(DataError, match="row group 1: Arrow reads 0 of 1 row"):
         list(opened.iter_batches(row_groups=[1], columns=["clicked", "item"]))
+
+
+def test_a_folder_by_the_name_of_a_file_is_empty_for_nobody_or_for_everybody(
+    tmp_path: Path,
+) -> None:
+    """A write of it failed; with files in it, it is a folder as any other."""
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "x.parquet").mkdir()
+    (tmp_path / "x.parquet" / "_SUCCESS").touch()
+    for find in (lambda path: files_of([path]), found_files):
+        with pytest.raises(DataError, match=r"x\.parquet: is an empty folder by the name"):
+            find(tmp_path)
+    (tmp_path / "x.parquet").rename(tmp_path / "_x.parquet")
+    assert list(files_of([tmp_path])) == list(found_files(tmp_path)) == [tmp_path / "a.parquet"]
+    (tmp_path / "a.parquet").rename(tmp_path / "_x.parquet" / "b.parquet")
+    (tmp_path / "_x.parquet").rename(tmp_path / "y.parquet")
+    assert list(files_of([tmp_path])) == [tmp_path / "y.parquet" / "b.parquet"]
+    assert list(found_files(tmp_path / "y.parquet")) == [tmp_path / "y.parquet" / "b.parquet"]

@@ -26,7 +26,14 @@ from recd_plugins.errors import DataError, listed
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.uri import Location, Stat, Uri
 
-__all__ = ["each_once", "files_that_match", "found_files", "note_links", "table_files"]
+__all__ = [
+    "each_once",
+    "files_that_match",
+    "found_files",
+    "note_links",
+    "table_files",
+    "without_folders",
+]
 
 
 def table_files(paths: Location | Sequence[Location]) -> tuple[Location, ...]:
@@ -115,13 +122,15 @@ def _files(path: Location) -> dict[Location, FileFacts]:
             raise _not_whole(path)
         if (kind := snapshot_kind(path)) is not None:
             return snapshot_files(path, kind, None)[0]
-        files = [file for file in sorted(path.glob("*.parquet")) if not is_hidden([file.name])]
+        own = [file for file in sorted(path.glob("*.parquet")) if not is_hidden([file.name])]
+        files = without_folders(own)
         if files:
             _note_below(path)
             return {file: FileFacts() for file in files}
         deep = sorted(path.rglob("*.parquet"))
         note_links(path)
-        shown = [file for file in deep if not is_hidden(file.relative_to(path).parts)]
+        named = [file for file in deep if not is_hidden(file.relative_to(path).parts)]
+        shown = without_folders(named)
         below = _partitioned(path, shown)
     except OSError as error:
         raise DataError(
@@ -131,6 +140,21 @@ def _files(path: Location) -> dict[Location, FileFacts]:
     return _all_partitioned(path, below)
 
 
+def without_folders(files: Iterable[Path]) -> list[Path]:
+    """The files among these, whose names end in .parquet; `DataError` for a folder without any in
+    it, which has the name of a table or of a file of one, and no rows."""
+    found = []
+    for file in files:
+        if not file.is_dir():
+            found.append(file)
+        elif not any(not is_hidden([one.name]) for one in file.rglob("*") if not one.is_dir()):
+            raise DataError(
+                f"{file}: is an empty folder by the name of a file, as a write that failed leaves. "
+                "Take it out, or write it again."
+            )
+    return found
+
+
 def _note_below(folder: Path) -> None:
     """Warn if a folder has files of its own, and the folders in it have more."""
     below = [
@@ -138,7 +162,7 @@ def _note_below(folder: Path) -> None:
         for one in folder.iterdir()
         if not is_hidden([one.name]) and one.name != VOCABULARIES and one.is_dir()
         for file in one.rglob("*.parquet")
-        if not is_hidden(file.relative_to(folder).parts)
+        if not is_hidden(file.relative_to(folder).parts) and not file.is_dir()
     ]
     if below:
         _note(
