@@ -528,6 +528,28 @@ def seeded() -> None:
     np.random.seed(0)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda numbers: multiprocessing.Array("i", numbers),
+        lambda numbers: multiprocessing.RawArray("i", numbers),
+        lambda numbers: torch.zeros(numbers, dtype=torch.int64).share_memory_(),
+    ],
+    ids=["with a lock", "without one", "in a tensor"],
+)
+def test_more_shared_numbers_than_are_put_back_are_told(make: Callable[[int], Any]) -> None:
+    loader = CountsShared(make(9_000))
+    with pytest.warns(NoticeWarning) as found, Look(loader) as look:
+        values(first_of(look, 3))
+    (one,) = found
+    assert "changed CountsShared.epochs, which other processes share" in str(one.message)
+    assert "`loader = stack.peek(loader)`" in str(one.message)
+    loader.epochs = make(32)
+    with Look(loader) as look:  # put back: a warning would be an error
+        values(first_of(look, 3))
+    assert loader.epochs[0] == 0
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata 0.11
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 def test_training_gets_what_it_gets_without_a_look(make: Callable[[], Iterable[Any]]) -> None:

@@ -11,7 +11,7 @@ import io
 import sys
 import warnings
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from operator import is_, length_hint
 from types import GeneratorType
@@ -95,6 +95,15 @@ class Contents:
                 f"moved {listed(sorted(self._moved))} on, an iterator that the loader keeps, so "
                 "that training does not get what was read"
             )
+
+
+def warn_of_shared(names: Collection[str]) -> None:
+    """Warn about arrays of numbers that processes share, which have changed and are not put
+    back."""
+    _warn(
+        f"changed {listed(sorted(set(names)))}, which other processes share and which has more "
+        "numbers than are put back, so that training may read other batches than without a plan"
+    )
 
 
 def _warn(what: str) -> None:

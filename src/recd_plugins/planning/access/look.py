@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.access.contents import Contents
-from recd_plugins.planning.access.shared_numbers import restoring_properties, restoring_shared
+from recd_plugins.planning.access.contents import Contents, warn_of_shared
+from recd_plugins.planning.access.shared_numbers import (
+    long_shared,
+    restoring_properties,
+    restoring_shared,
+)
 
 if TYPE_CHECKING:
     from recd_plugins.sparse.kept_batches import KeptBatches
@@ -162,6 +166,8 @@ class _Before:
         self._rebind = random_states
         self._positions: list[tuple[Any, Any]] = []
         self._contents = Contents(())
+        self._long: list[tuple[str, Callable[[], Any], Any]] = []
+        """Arrays of shared numbers that are not put back, with some of what they had."""
         if isinstance(batches, Peeked):
             return
         moved: list[Any] = []
@@ -186,6 +192,7 @@ class _Before:
         self._contents = Contents(part for part in moved if not _lives(part))
         for part in moved:
             self._rebind += restoring_shared(part)
+            self._long += ((name, read, read()) for name, read in long_shared(part))
             if isinstance(part, Dataset | Sampler):
                 self._rebind += restoring_properties(part)
         for part in tell:
@@ -203,6 +210,8 @@ class _Before:
         self._contents.see_moved()
         self._bind()
         self._contents.warn()
+        if changed := [name for name, read, before in self._long if read() != before]:
+            warn_of_shared(changed)
         moved = [(part, before) for part, before in self._positions if not _is_at(part, before)]
         self._bind()  # since a loader may begin to read in order to tell its position
         for part, before in moved:

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["restoring_properties", "restoring_shared"]
+__all__ = ["long_shared", "restoring_properties", "restoring_shared"]
 
 MOST = 32
 """The most numbers of an array: longer ones are data, which others may be writing."""
+LOOKED_AT = 4096
+"""The numbers of a longer array that are looked at, whether it has changed."""
 OF_PROCESSES: tuple[type[Any], ...] = (SynchronizedBase, ctypes.Array, ctypes.c_int.__mro__[1])
 """The numbers of multiprocessing, with a lock and without; the last is what all numbers of ctypes
 inherit from."""
@@ -25,6 +27,14 @@ def restoring_shared(part: object) -> Iterator[Callable[[], None]]:
     for held in vars(part).values():
         if (read := _reader(held)) is not None:
             yield partial(_put_back, read, partial(_write, held), read())
+
+
+def long_shared(part: object) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The names of the arrays that an object shares and that are not put back, for their length;
+    and functions that read some numbers of each."""
+    for name, held in vars(part).items():
+        if (read := _reader_of_some(held)) is not None:
+            yield f"{type(part).__name__}.{name}", read
 
 
 def restoring_properties(part: object) -> Iterator[Callable[[], None]]:
@@ -56,6 +66,25 @@ def _reader(held: Any) -> Callable[[], Any] | None:
         return held.tolist if shared and held.numel() <= MOST else None
     if type(held) is np.ndarray and held.flags.writeable and not held.flags.owndata:
         return held.tolist if held.size <= MOST and held.dtype.kind in "biuf" else None
+    return None
+
+
+def _reader_of_some(held: Any) -> Callable[[], Any] | None:
+    """A function that reads some numbers of an array that processes share and that is longer than
+    `MOST`; None for anything else."""
+    import torch
+
+    if isinstance(held, OF_PROCESSES):
+        if hasattr(held, "value") or not hasattr(held, "__len__") or len(held) <= MOST:
+            return None
+        step = -(-len(held) // LOOKED_AT)
+        return lambda: held[::step]
+    if type(held) is torch.Tensor:
+        shared = held.device.type == "cpu" and held.is_shared() and held.is_contiguous()
+        if not shared or held.numel() <= MOST:
+            return None
+        step = -(-held.numel() // LOOKED_AT)
+        return lambda: held.detach().view(-1)[::step].tolist()
     return None
 
 
