@@ -18,6 +18,7 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import Topology
+from recd_plugins.stack import plan_in_short
 
 REGISTRY = """
 plugins: [recd_dlrm, recd_flexshard]
@@ -303,3 +304,18 @@ def test_ranks_that_need_not_be_there_need_no_streams_of_their_own(folder: Path)
     )
     fits = run(folder, "plan", plugins, reader, "--ranks", "4", sharding=PLAIN)
     assert (fits.exit_code, "note" in fits.stderr) == (0, False), fits.output
+
+
+def test_lines_that_are_alike_are_few_unless_all_are_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = run(folder, "plan", "--all", sharding=PLAIN)
+    assert every.exit_code == 0, every.output
+    for name in ("MOST_ALIKE", "SHOWN"):
+        monkeypatch.setattr(plan_in_short, name, 1)
+    short = run(folder, "plan", sharding=PLAIN)
+    assert " tables: " in short.stdout.splitlines()[0]
+    assert "lines more like these: `--all` prints them" in short.stdout
+    assert run(folder, "plan", "--all", sharding=PLAIN).stdout == every.stdout
+    values = json.loads(run(folder, "plan", "--json", sharding=PLAIN).stdout)
+    assert values["plan"] == every.stdout.rstrip("\n")
