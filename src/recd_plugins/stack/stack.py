@@ -100,8 +100,8 @@ class Stack(LooksAtBatches):
         self._registry = registry
         self._planning = RegistryPlanner(registry, lambda: self._contexts, self.read)
         self.proposed: ShardingPlan | None = None
-        self._in_short: PlanInShort | None = None
         """The last plan that `planned_for` made, for ranks that need not be there."""
+        self._in_short: PlanInShort | None = None
         self.group: ProcessGroup | None = None
         """The ranks that train; None where all of the job's do."""
         self.waiting: Callable[[str], None] = lambda what: None
