@@ -15,7 +15,7 @@ from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.table_sizes import SequenceTable, TableSizes
+from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.stack.plan_in_short import MOST_ALIKE, PlanInShort
 
@@ -41,7 +41,7 @@ def report(tables: int) -> PlanReport:
     names = [f"t{number}" for number in range(tables)]
     return PlanReport(
         ledger=Ledger.of(
-            {name: SequenceTable(name=name, rows=zipf(ROWS, 20), dim=DIM) for name in names},
+            {name: ProfiledTable(name=name, rows=zipf(ROWS, 20), dim=DIM) for name in names},
             dict.fromkeys(names, TableSizes(replicated=16)),
             Prices(cluster=Cluster.of(topology, 2), batch_size=8, k=1),
         ),

@@ -207,6 +207,12 @@ def test_batches_without_ids_leave_nothing_to_cache_and_that_is_told() -> None:
     says = "cache: scars is not used: by its prices for 4 ranks no replica and no coalescing of ids"
     assert str(notice).startswith(says)
     assert "so that these are plainly row-wise" in str(notice)
+    assert str(notice).endswith("or say what the network is: `topology` in registry.yaml.")
+
+    made.propose(Probe(), Topology(ranks_per_node=1, inter_node_gbps=10), 4)
+    (notice,) = made.notices()
+    assert "say what the network is" not in str(notice)  # it was said
+    assert "or correct `topology`, if the links are slower than it says" in str(notice)
 
 
 def test_it_says_what_is_cached_and_what_that_saves() -> None:

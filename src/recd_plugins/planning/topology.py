@@ -25,6 +25,7 @@ __all__ = [
     "ranks_per_node",
     "save_topology",
     "stated",
+    "states_links",
     "topology_and_notices",
 ]
 
@@ -185,11 +186,20 @@ PRESETS: dict[str, Topology] = {
 """What `topology: <name>` in registry.yaml means."""
 
 
+NO_SPEEDS = {"device", "ranks_per_node", "device_memory_gb", "host_memory_gb"}
+"""The options of a topology that say what there is, and not how fast it is."""
+
+
 def stated(topology: Topology) -> dict[str, Any]:
     """The values of a topology, as registry.yaml writes it: without those that it is silent on."""
     return dataclasses.asdict(
         topology, dict_factory=lambda items: {k: v for k, v in items if v is not None}
     )
+
+
+def states_links(topology: Topology) -> bool:
+    """Whether it says how fast anything is, not just what devices and memory there are."""
+    return not stated(topology).keys() <= NO_SPEEDS
 
 
 def save_topology(topology: Topology, path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from recd_plugins.errors import listed
 from recd_plugins.notices import NoticeWarning
 
-__all__ = ["MOST_BYTES", "Contents"]
+__all__ = ["MOST_BYTES", "Contents", "warn_of_shared"]
 
 MOST_BYTES = 1 << 26
 """The most bytes of contents that are copied in all. Samples held in memory take more, and are not

@@ -204,10 +204,16 @@ class LeftTables:
         )
 
     def none_pays(
-        self, tables: Collection[str], world_size: int, *, row_wise: bool, over: str
+        self,
+        tables: Collection[str],
+        world_size: int,
+        *,
+        row_wise: bool,
+        over: str,
+        links_stated: bool,
     ) -> Unused:
         """The policy has chosen nothing for these tables, or left them plainly `row_wise`; a faster
-        plan would be `over` what it may take."""
+        plan would be `over` what it may take. The prices are of `links_stated` by a topology."""
         left = "these are plainly row-wise" if row_wise else "all tables are TorchRec's"
         if over:
             return Unused(
@@ -223,7 +229,11 @@ class LeftTables:
             why=f"by its prices for {so_many(world_size, 'rank')} no replica and no coalescing of "
             f"ids pays in {listed(tables, kind='table')}, so that {left}",
             cure=f"stack.explain() and `recd explain` show the prices. Take {self._all} out, or "
-            "say what the network is: `topology` in registry.yaml.",
+            + (
+                "correct `topology`, if the links are slower than it says: `recd topology measure`."
+                if links_stated
+                else "say what the network is: `topology` in registry.yaml."
+            ),
         )
 
 

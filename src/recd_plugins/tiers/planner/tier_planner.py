@@ -66,6 +66,7 @@ from recd_plugins.planning.replica_factor import replica_factor, replica_passes
 from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes, tier_plan
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.together import from_rank_0
+from recd_plugins.planning.topology import states_links
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes, check_choice, check_tables
 from recd_plugins.tiers.planner.kernel_rows import KernelRows
 from recd_plugins.tiers.planner.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
@@ -506,7 +507,11 @@ class TierPlanner(Tiered, Proposes, Retiers, TakesContext, GivesNotices):
                 self._left.all_left()
                 if self._left.reported.issuperset(self.found)
                 else self._left.none_pays(
-                    self.found, asked.world_size, row_wise=bool(sizes), over=chosen.report.over
+                    self.found,
+                    asked.world_size,
+                    row_wise=bool(sizes),
+                    over=chosen.report.over,
+                    links_stated=asked.links_stated,
                 )
             )
 
@@ -699,3 +704,8 @@ class _AskedPlan:
     @property
     def cluster(self) -> Cluster:
         return Cluster.of(self.topology, self.world_size)
+
+    @property
+    def links_stated(self) -> bool:
+        """Whether prices are of links that the topology says, rather than of TorchRec's own."""
+        return states_links(self.topology)
