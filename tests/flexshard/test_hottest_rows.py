@@ -93,6 +93,8 @@ def proposes(**parts: Any) -> FlexShardPlanner:
         (lambda ids: ids.tolist(), "were asked for, but a list came"),
         (lambda ids: ids + 0.5, r"were asked for, but an array \[[0-9]+\] of float64 came"),
         (lambda ids: ids * 0, "a row is named twice"),
+        (lambda ids: ids + 10**9, "is none of them. Let `hottest_rows` return ids from 0 to "),
+        (lambda ids: ids - 10**9, "is none of them. Let `hottest_rows` return ids from 0 to "),
     ],
 )
 def test_a_ranking_that_cannot_be_is_reported(change: Any, message: str) -> None:

@@ -346,11 +346,16 @@ def _check_hottest(table: str, ids: Rows, count: int, num_rows: int) -> None:
             f"tier plan: of table {table!r} the {count:,} hottest rows were asked for, but {found} "
             f"came. Let `hottest_rows` return [{count}] row ids: `np.asarray(rows, np.int64)`."
         )
-    if len(ids) != count or (count and int(ids.max()) >= num_rows):
+    if len(ids) != count:
         raise DataError(
-            f"tier plan: of table {table!r} the {count:,} hottest of {num_rows:,} rows were asked "
-            f"for, but {len(ids):,} came, up to row {max(ids, default=0):,}. Let `hottest_rows` "
-            "return as many rows as it is asked for."
+            f"tier plan: of table {table!r} the {count:,} hottest rows were asked for, but "
+            f"{len(ids):,} came. Let `hottest_rows` return as many rows as it is asked for."
+        )
+    beyond = ids[(ids < 0) | (ids >= num_rows)]
+    if len(beyond):
+        raise DataError(
+            f"tier plan: table {table!r} has {num_rows:,} rows, and {int(beyond[0]):,} is none of "
+            f"them. Let `hottest_rows` return ids from 0 to {num_rows - 1:,}."
         )
 
 
