@@ -140,7 +140,12 @@ def test_what_is_none_of_them_is_named(tmp_path: Path, content: bytes, says: str
 def test_files_that_differ_are_no_table(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", pa.table({"a": [1], "b": [2]}))
     write(tmp_path / "b.csv", pa.table({"a": [1], "c": [2]}))
-    with pytest.raises(DataError, match=r"b\.csv is text separated by ',', .* with columns a, c; "):
+    with pytest.raises(
+        DataError, match=r"b\.csv is .* ',', .* with columns a, c; .* the others\.$"
+    ):
+        foreign_files([tmp_path])
+    write(tmp_path / "c.tsv", pa.table({"a": [1], "b": [2]}))
+    with pytest.raises(DataError, match=r"name the others, as by a glob: 'FOLDER/\*\.csv'\.$"):
         foreign_files([tmp_path])
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="is an empty folder"):

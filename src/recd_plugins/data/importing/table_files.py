@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -81,9 +82,19 @@ def foreign_files(
         raise DataError(
             f"{file.path} is {file}, with columns {listed(file.names, 6)}; {first.path} is "
             f"{first}, with {listed(first.names, 6)}. Files of one table must be alike: {cure} "
-            "If one is no part of the table, name the others, as by a glob: 'FOLDER/*.parquet'."
+            f"If one is no part of the table, name the others{_by_a_glob(files)}."
         )
     return tuple(files)
+
+
+def _by_a_glob(files: Sequence[ForeignFile]) -> str:
+    """How to name the files that end as most do, and of as many rather those that are no text;
+    empty if all end alike."""
+    endings = Counter(Path(str(one.path)).suffix for one in files if one.format != "text")
+    for one in files:
+        endings[Path(str(one.path)).suffix] += one.format == "text"
+    usual = max(endings, key=lambda ending: endings[ending])
+    return f", as by a glob: 'FOLDER/*{usual}'" if len(endings) > 1 and usual else ""
 
 
 def files_of(paths: Sequence[Location]) -> dict[Location, FileFacts]:
