@@ -26,7 +26,12 @@ from recd_plugins.report.sources import read_sources
 from recd_plugins.stack import Stack, load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
-from recd_plugins.trainer.measure.forecasts import Facts, coverage_of_saved_plan
+from recd_plugins.trainer.measure.forecasts import (
+    ONE_IN,
+    Facts,
+    coverage_of_saved_plan,
+    is_counted,
+)
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 
@@ -74,6 +79,13 @@ def trained(values: dict[str, Any]) -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = train(load(values), torch.device("cpu"))["forecasts"]
     return found if dist.get_rank() == 0 else []
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_of_hot_batches_and_of_others_each_eighth_is_counted(hot: bool) -> None:
+    counted = [number for number in range(1, 1 + 20 * ONE_IN) if is_counted(number, hot=hot)]
+    assert [(number - 1) // ONE_IN for number in counted] == list(range(20))
+    assert len({(number - 1) % ONE_IN for number in counted}) > 4  # not those of a period
 
 
 def test_a_run_says_what_was_forecast_and_what_came(gloo_pool: GlooPool, tmp_path: Path) -> None:

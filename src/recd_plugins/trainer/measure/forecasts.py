@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training
 
-__all__ = ["ONE_IN", "Facts", "ForecastMeter", "coverage_of_saved_plan"]
+__all__ = ["ONE_IN", "Facts", "ForecastMeter", "coverage_of_saved_plan", "is_counted"]
 
 ONE_IN = 8
 """One batch in so many has its lookups counted by tier."""
@@ -332,11 +332,20 @@ def _within(ids: Any, rows: Any) -> int:
     return int(np.count_nonzero(rows[at] == ids))
 
 
+def is_counted(number: int, *, hot: bool) -> bool:
+    """Whether the lookups of the batch of this number, from 1 among those that are `hot` or among
+    the others, are counted by tier: one of each `ONE_IN`, which a lot says, for windows of hot
+    batches have a period. Of few batches that were drawn from all alike, too many may be hot."""
+    some, place = divmod(number - 1, ONE_IN)
+    return place == int(np.random.default_rng([hot, some]).integers(ONE_IN))
+
+
 class ForecastMeter(Callback):
     """Counts what tiers serve and how many batches are hot, and reports at the end what was
     forecast.
 
-    The lookups of one trained batch in `ONE_IN` are counted by tier, which takes some milliseconds.
+    The lookups of one trained batch in `ONE_IN`, of hot ones and of others, are counted by tier,
+    which takes some milliseconds.
     There is no collective before the end. Bytes and times come from the run's `CostMeter`, by the
     summary.
     """
@@ -344,7 +353,6 @@ class ForecastMeter(Callback):
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._facts = Facts(stack)
-        self._lot = np.random.default_rng(0)  # windows of hot batches have a period
 
     def at_start(self, training: Training) -> None:
         """Read some of the batches that will be delivered, to forecast the dedupe factor and the
@@ -370,15 +378,14 @@ class ForecastMeter(Callback):
         facts.hot += batch.hot
         if hasattr(batch.dedup, "id_counts"):
             facts.came = facts.came.plus(KeptIds.each([batch.dedup.id_counts()]))
-        if self._lot.integers(ONE_IN) == 0:
+        if is_counted(facts.hot if batch.hot else facts.batches - facts.hot, hot=bool(batch.hot)):
             facts.look_at(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._facts.state_dict(), "lot": self._lot.bit_generator.state}
+        return self._facts.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._facts.load_state_dict(state)
-        self._lot.bit_generator.state = state["lot"]
 
     def at_end(self, training: Training, summary: dict[str, Any]) -> None:
         """Report forecasts and facts; every rank must call it, since the counts are of all
