@@ -172,7 +172,7 @@ def test_mistakes_give_one_message(folder: Path) -> None:
     Path("odd").mkdir()
     pq.write_table(pa.table({"item": [1]}), "odd/a.parquet")
     Path("odd/b.parquet").mkdir()
-    assert "odd/b.parquet: is a folder, not a file. Take it out." in stats(table="odd").stderr
+    assert "odd/b.parquet: is an empty folder by the name of a file" in stats(table="odd").stderr
     Path("lost").symlink_to("gone")
     assert "lost: is a link to gone, where nothing is. Check the link." in message(
         stats(table="lost")
