@@ -23,6 +23,7 @@ from recd_plugins.compat.pytorch import is_innermost
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 from recd_plugins.report.page import SECTIONS, page
 from recd_plugins.report.sources import read_sources
+from recd_plugins.sparse.keyed import mark_of, marked
 from recd_plugins.stack import Stack, load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
@@ -283,6 +284,21 @@ def test_what_watched_batches_are_given_is_their_loaders() -> None:
     del watched.epoch
     assert loader.epoch == 0
     assert not vars(loader)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_hot_batches_that_are_watched_each_eighth_is_counted(
+    monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    counted: list[Any] = []
+    monkeypatch.setattr(Facts, "look_at", lambda _, batch, features: counted.append(batch))
+    own = own_batches(0)
+    hot = own[:8] if first else own[::8]
+    for batch in hot:
+        batch.sparse_features = marked(batch.sparse_features, "a plan")
+    assert len([*WatchedBatches(load({}), own)]) == 64
+    assert sum(mark_of(batch.sparse_features) is not None for batch in counted) == 1
+    assert len(counted) == 8
 
 
 def test_a_mode_is_left_by_who_entered_it_last() -> None:

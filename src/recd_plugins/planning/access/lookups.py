@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.jagged import WeightedJagged
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["BatchLookups", "batch_lookups", "deduplicated_parts"]
+__all__ = ["BatchLookups", "batch_lookups", "deduplicated_parts", "is_hot"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,17 @@ def deduplicated_parts(batch: Any, features: FeaturesOf | None) -> list[Deduplic
         part.dedup if isinstance(part, SparseFeatures) else part for part in _parts(batch, features)
     ]
     return [part for part in parts if isinstance(part, DeduplicatedFeatures)]
+
+
+def is_hot(batch: Any, features: FeaturesOf | None) -> bool:
+    """Whether a batch's features, found as `batch_lookups` finds them, are marked as those of a hot
+    batch."""
+    from recd_plugins.sparse.features import SparseFeatures
+    from recd_plugins.sparse.keyed import mark_of
+
+    parts = _parts(batch, features)
+    kjts = [part.plain if isinstance(part, SparseFeatures) else part for part in parts]
+    return any(mark_of(kjt) is not None for kjt in kjts)
 
 
 def _parts(batch: Any, features: FeaturesOf | None) -> list[Any]:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from recd_plugins.compat.pytorch import device_of, is_innermost
 from recd_plugins.data.wrapped_loader import WrappedLoader
-from recd_plugins.planning.access.lookups import deduplicated_parts
+from recd_plugins.planning.access.lookups import deduplicated_parts, is_hot
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds
-from recd_plugins.trainer.measure.forecasts import ONE_IN, Facts
+from recd_plugins.trainer.measure.forecasts import Facts, is_counted
 from recd_plugins.trainer.measure.traffic import COLLECTIVES, TrafficCounter
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class WatchedBatches(WrappedLoader):
     """Yields the batches of a loader unchanged; all other attributes are the loader's.
 
     `forecasts` and `lines` give what the stack's plan forecast, and what came. The lookups of one
-    batch in `ONE_IN` are counted by tier. The bytes of a step are those that this process hands to
-    collectives between one batch and the next, in one step of `SPACING`. Whatever else the trainer
-    sends meanwhile counts too.
+    batch in eight are counted by tier (`is_counted`). The bytes of a step are those that this
+    process hands to collectives between one batch and the next, in one step of `SPACING`. Whatever
+    else the trainer sends meanwhile counts too.
     """
 
     def __init__(
@@ -48,10 +48,9 @@ class WatchedBatches(WrappedLoader):
         self._loader = loader
         self._features = features
         self._facts: Facts | None = None
-        self._lot = np.random.default_rng(0)
         self._ids: list[tuple[int, int]] = []
         """The number of ids of each batch, and of those that are kept."""
-        self._seen = 0
+        self._seen = self._hot = 0
         self._counter: TrafficCounter | None = None
         self._steps: list[list[float]] = []
         """The bytes of each of `ROUTES`, by step."""
@@ -102,7 +101,8 @@ class WatchedBatches(WrappedLoader):
         if parts:
             counts = [part.id_counts() for part in parts]
             self._ids.append((sum(n for n, _ in counts), sum(k for _, k in counts)))
-        if self._lot.integers(ONE_IN) == 0:
+        self._hot += (hot := is_hot(batch, self._features))
+        if is_counted(self._hot if hot else self._seen - self._hot, hot=hot):
             self._facts = self._facts or Facts(self._stack)
             self._facts.look_at(batch, self._features)
 
