@@ -57,7 +57,7 @@ OF_A_STEP = {
 """What docs/cuda.md says that a step waits for, and why."""
 BEFORE_AND_AFTER = (
     *("test_tiers_on_device.py", "hot.py", "replicas.py", "home_tables.py"),
-    *("tiers.py arranged", "input_check.py"),
+    *("input_ids.py arranged", "input_check.py"),
 )
 """Batches that come, replicas that are filled, rows that go home, and what is done once."""
 
