@@ -154,3 +154,12 @@ def test_each_option_of_training_is_documented() -> None:
 def test_the_built_ins_are_plugins_like_anyones() -> None:
     assert "recd_dlrm" in available()
     assert len(builtins()) > 10
+
+
+def test_a_name_that_is_to_go_works_and_says_what_stands_in_its_place() -> None:
+    from recd_plugins.api import planning
+
+    with pytest.warns(DeprecationWarning, match="is called ProfiledTable; .* 0.3.0"):
+        assert planning.SequenceTable is planning.ProfiledTable
+    with pytest.raises(AttributeError, match="has no attribute 'SequenceTables'"):
+        planning.SequenceTables  # noqa: B018

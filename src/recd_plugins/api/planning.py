@@ -1,5 +1,7 @@
 """Planners: what they count, what a choice costs, and the plans that they make."""
 
+import warnings
+
 from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, appears
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
@@ -113,3 +115,15 @@ __all__ = [
     "uniform",
     "zipf",
 ]
+
+
+def __getattr__(name: str) -> type[ProfiledTable]:
+    if name != "SequenceTable":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "recd_plugins.api.planning.SequenceTable, which is of bags too, is called ProfiledTable; "
+        "the old name goes in 0.3.0.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return ProfiledTable

@@ -90,10 +90,9 @@ def foreign_files(
 def _by_a_glob(files: Sequence[ForeignFile]) -> str:
     """How to name the files that end as most do, and of as many rather those that are no text;
     empty if all end alike."""
-    endings = Counter(Path(str(one.path)).suffix for one in files if one.format != "text")
-    for one in files:
-        endings[Path(str(one.path)).suffix] += one.format == "text"
-    usual = max(endings, key=lambda ending: endings[ending])
+    endings = Counter(Path(str(one.path)).suffix for one in files)
+    texts = {Path(str(one.path)).suffix for one in files if one.format == "text"}
+    usual = max(endings, key=lambda ending: (endings[ending], ending not in texts))
     return f", as by a glob: 'FOLDER/*{usual}'" if len(endings) > 1 and usual else ""
 
 

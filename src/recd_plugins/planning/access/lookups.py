@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.jagged import WeightedJagged
     from recd_plugins.sparse.own_batches import FeaturesOf
 
-__all__ = ["BatchLookups", "batch_lookups", "deduplicated_parts", "is_hot"]
+__all__ = ["BatchLookups", "batch_lookups", "deduplicated_parts", "is_hot", "sparse_parts"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def batch_lookups(batch: Any, features: FeaturesOf | None = None) -> BatchLookup
     IKJT, or a list or mapping of these; lookups add up if they share a key. By default that is the
     batch itself, or what it contains, if that is one of these; for a `data.Batch`, its fields.
     """
-    each = [_lookups(part) for part in _parts(batch, features)]
+    each = [_lookups(part) for part in sparse_parts(batch, features)]
     if not each:
         raise DataError(
             f"features: of a batch ({type(batch).__name__}) it gives nothing. Let it give the "
@@ -78,29 +78,26 @@ def _joined(parts: Sequence[Mapping[str, Integers]]) -> dict[str, Integers]:
     return {key: each[0] if len(each) == 1 else np.concatenate(each) for key, each in found.items()}
 
 
-def deduplicated_parts(batch: Any, features: FeaturesOf | None) -> list[DeduplicatedFeatures]:
-    """The deduplicated features of a batch, found as `batch_lookups` finds them."""
+def deduplicated_parts(parts: Sequence[Any]) -> list[DeduplicatedFeatures]:
+    """The deduplicated features of a batch's `sparse_parts`."""
     from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
     from recd_plugins.sparse.features import SparseFeatures
 
-    parts = [
-        part.dedup if isinstance(part, SparseFeatures) else part for part in _parts(batch, features)
-    ]
-    return [part for part in parts if isinstance(part, DeduplicatedFeatures)]
+    found = [part.dedup if isinstance(part, SparseFeatures) else part for part in parts]
+    return [part for part in found if isinstance(part, DeduplicatedFeatures)]
 
 
-def is_hot(batch: Any, features: FeaturesOf | None) -> bool:
-    """Whether a batch's features, found as `batch_lookups` finds them, are marked as those of a hot
-    batch."""
+def is_hot(parts: Sequence[Any]) -> bool:
+    """Whether a batch's `sparse_parts` are marked as those of a hot batch."""
     from recd_plugins.sparse.features import SparseFeatures
     from recd_plugins.sparse.keyed import mark_of
 
-    parts = _parts(batch, features)
     kjts = [part.plain if isinstance(part, SparseFeatures) else part for part in parts]
     return any(mark_of(kjt) is not None for kjt in kjts)
 
 
-def _parts(batch: Any, features: FeaturesOf | None) -> list[Any]:
+def sparse_parts(batch: Any, features: FeaturesOf | None) -> list[Any]:
+    """The sparse features of a batch, found by type or by a function."""
     if features is None:
         return _found(batch)
     found = features(batch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -337,7 +338,13 @@ def is_counted(number: int, *, hot: bool) -> bool:
     the others, are counted by tier: one of each `ONE_IN`, which a lot says, for windows of hot
     batches have a period. Of few batches that were drawn from all alike, too many may be hot."""
     some, place = divmod(number - 1, ONE_IN)
-    return place == int(np.random.default_rng([hot, some]).integers(ONE_IN))
+    return place == _drawn(hot, some)
+
+
+@lru_cache(maxsize=2)
+def _drawn(hot: bool, some: int) -> int:
+    """The place of the batch that is counted among so many."""
+    return int(np.random.default_rng([hot, some]).integers(ONE_IN))
 
 
 class ForecastMeter(Callback):

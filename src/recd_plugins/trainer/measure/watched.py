@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from recd_plugins.compat.pytorch import device_of, is_innermost
 from recd_plugins.data.wrapped_loader import WrappedLoader
-from recd_plugins.planning.access.lookups import deduplicated_parts, is_hot
+from recd_plugins.planning.access.lookups import deduplicated_parts, is_hot, sparse_parts
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds
 from recd_plugins.trainer.measure.forecasts import Facts, is_counted
@@ -97,11 +97,11 @@ class WatchedBatches(WrappedLoader):
 
     def _look_at(self, batch: Any) -> None:
         self._seen += 1
-        parts = deduplicated_parts(batch, self._features)
-        if parts:
-            counts = [part.id_counts() for part in parts]
+        parts = sparse_parts(batch, self._features)
+        if deduplicated := deduplicated_parts(parts):
+            counts = [part.id_counts() for part in deduplicated]
             self._ids.append((sum(n for n, _ in counts), sum(k for _, k in counts)))
-        self._hot += (hot := is_hot(batch, self._features))
+        self._hot += (hot := is_hot(parts))
         if is_counted(self._hot if hot else self._seen - self._hot, hot=hot):
             self._facts = self._facts or Facts(self._stack)
             self._facts.look_at(batch, self._features)
