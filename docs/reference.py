@@ -54,6 +54,7 @@ from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.hooks.specs import ADDITIONS, HOOKS
 from recd_plugins.planning.topology import PRESETS, Topology
 from recd_plugins.registry.settings import TrainSettings
+from recd_plugins.tiers.planner.tier_policy import TierPolicy
 from recd_plugins.trainer.training import Training
 
 HERE = Path(__file__).parent
@@ -85,6 +86,8 @@ VALUES: dict[str, tuple[type, ...]] = {
     "cache": (TierPlanner, ChosenSizes, TableSizes, ProfiledTable, ModelTable, RowDistribution),
 }
 """What else the methods of these take and return; each is at the slot that has it first."""
+INHERITED = (TierPolicy,)
+"""Bases that are shown as parts of what they are the base of, which alone is public."""
 RELATION = {
     slots.GrowingLog: "or, to be read while it grows,",
     slots.DensePreprocess: "or, of dense columns,",
@@ -323,6 +326,13 @@ def _slots_page(catalog: Catalog) -> Iterator[str]:
 def _value(kind: type) -> Iterator[str]:
     """What goes in or out of builds: its fields, and its members that have a text of their own."""
     yield f"- with `{kind.__name__}`: {_text(kind)}"
+    for part in reversed(kind.__mro__):
+        if part is kind or part in INHERITED:
+            yield from _part(part)
+
+
+def _part(kind: type) -> Iterator[str]:
+    """What a class itself adds to its bases."""
     if dataclasses.is_dataclass(kind):
         yield from (f"    {line}" for line in _fields(kind))
     else:

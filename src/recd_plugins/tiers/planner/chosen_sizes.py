@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from recd_plugins.errors import PluginError, check_made, nearest, shown
+from recd_plugins.errors import DataError, PluginError, check_made, nearest, shown
 from recd_plugins.notices import Notice
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
 
-__all__ = ["ChosenSizes", "check_choice", "check_tables"]
+__all__ = ["ChosenSizes", "check_choice", "check_tables", "naming_whose"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +88,12 @@ def check_choice(chosen: object, tables: Collection[str], whose: str) -> None:
             f"{whose} a `reason` of {shown(chosen.reason)}, where it must give the reason for the "
             "sizes in words."
         )
+
+
+@contextmanager
+def naming_whose(who: str) -> Iterator[None]:
+    """Inside, an error of sizes or rows says whose they are."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{who}: {error}") from error
