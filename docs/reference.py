@@ -130,6 +130,7 @@ def commands_page() -> str:
         "",
         "Written by `python docs/reference.py`; `recd COMMAND --help` says the same. `--json`",
         "prints one JSON object on standard output; progress is drawn on standard error. `recd",
+        "--version` prints the version, `recd doctor` all that it runs on, and `recd",
         "--install-completion` has the shell complete commands and options.",
         "",
         "| command | what it does | `--json` | progress |",

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -83,6 +84,11 @@ def test_help_has_the_order_of_a_day() -> None:
     ]
     day = [name for names in DAY.values() for name in names]
     assert [word for word in words if word in day] == day
+
+
+def test_the_version_is_the_packages() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.output, done.exit_code) == (f"recd-plugins {version('recd-plugins')}\n", 0)
 
 
 def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(

@@ -6,8 +6,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from recd_plugins import __version__
 from recd_plugins.cli.advise import advise
 from recd_plugins.cli.commands import Commands
 from recd_plugins.cli.data import data
@@ -39,7 +42,6 @@ DAY: dict[str, dict[str, Any]] = {
 app = Commands(
     name="recd",
     cls=WithPlugins,
-    help="Train recommendation models with TorchRec and the plugins that registry.yaml names.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -49,6 +51,24 @@ for _part, _commands in DAY.items():
             app.add_typer(_command, name=_name, rich_help_panel=_part)
         else:
             app.command(_name, rich_help_panel=_part)(_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"recd-plugins {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def recd(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    """Train recommendation models with TorchRec and the plugins that registry.yaml names."""
 
 
 def main() -> None:
