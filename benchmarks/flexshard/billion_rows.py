@@ -13,7 +13,7 @@ from benchmarks.peak_memory import peak_memory
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import ProfiledTable
+from recd_plugins.planning.profiled_table import ProfiledTable
 
 __all__ = ["billion_rows"]
 

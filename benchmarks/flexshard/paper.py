@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from benchmarks.flexshard.coverage_curve import through_points
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import PAPER_K, priced
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import PRESETS
 
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]

@@ -8,7 +8,8 @@ from benchmarks.flexshard.workload import TABLE, Workload
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import TablePlan, TierPlan
 
 __all__ = ["COALESCED", "ROW_WISE", "Side", "tables"]

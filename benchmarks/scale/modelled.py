@@ -20,8 +20,8 @@ from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
-from recd_plugins.planning.table_sizes import ProfiledTable
 
 __all__ = ["MODELS", "ModelledJob", "by_flexshard", "by_recd", "job"]
 

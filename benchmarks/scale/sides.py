@@ -11,8 +11,9 @@ from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.topology import GB
 
 __all__ = ["PLANS", "TOGETHER", "at_batch", "modelled_step", "modelled_steps", "step_of"]

@@ -31,9 +31,10 @@ from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.plan_of_sizes import tier_plan
 from recd_plugins.planning.step.compute import Compute
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_sizes import TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Link
 
 __all__ = ["QUICK", "SETTINGS", "Validated", "ValidationSetting", "figures", "validated"]

@@ -41,8 +41,10 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.measured_topology import ROUNDS
+from recd_plugins.planning.plan_of_sizes import tier_plan
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig

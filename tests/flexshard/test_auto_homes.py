@@ -30,7 +30,7 @@ from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.table_sizes import ProfiledTable
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings

@@ -14,8 +14,9 @@ from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.merged_rows import MergedRows
 from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_sizes import MergedRows, ProfiledTable
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.topology import Topology
 
 TABLES = {

@@ -22,8 +22,10 @@ from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.merged_rows import MergedRows
 from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_sizes import MergedRows, ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import Link, Topology
 

@@ -19,9 +19,10 @@ from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.topology import Link, Topology
 
 CLUSTER = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)

@@ -30,7 +30,8 @@ from recd_plugins.planning.codecs import torchrec_codecs
 from recd_plugins.planning.cost import Cost, Prices
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool

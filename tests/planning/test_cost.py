@@ -24,13 +24,15 @@ from recd_plugins.planning.milliseconds import (
     overlapped,
     working_meanwhile,
 )
+from recd_plugins.planning.plan_of_sizes import tier_plan
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.replica_factor import (
     replica_factor,
     replica_passes,
     row_factor,
     state_bytes,
 )
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes, tier_plan
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import GB, Link, Topology
 from recd_plugins.registry.settings import OptimizerSettings
 

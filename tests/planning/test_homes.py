@@ -23,8 +23,9 @@ from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
 

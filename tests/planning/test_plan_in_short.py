@@ -15,7 +15,8 @@ from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.stack.plan_in_short import MOST_ALIKE, PlanInShort
 

@@ -27,9 +27,10 @@ from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards, planned_shards
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import AS_TORCHREC, ProfiledTable, TableSizes
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool

@@ -19,7 +19,7 @@ from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import ProfiledTable
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.topology import Topology
 
 ROWS, LENGTH, B = 5_000, 8, 256

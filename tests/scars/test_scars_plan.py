@@ -33,9 +33,11 @@ from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.kernels_without_rows import without_rows
+from recd_plugins.planning.merged_rows import MergedRows
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
-from recd_plugins.planning.table_sizes import AS_TORCHREC, MergedRows, ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 from recd_plugins.planning.topology import GB, Topology
 from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner

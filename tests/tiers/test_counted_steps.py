@@ -22,7 +22,8 @@ from recd_plugins.planning.access.parametric import uniform
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
 from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.topology import Topology
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool

@@ -13,8 +13,10 @@ from recd_plugins.planning.explain.plan_report import Considered, Frontier, Plan
 from recd_plugins.planning.explain.words import aligned, in_share
 from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.merged_rows import MergedRows
 from recd_plugins.planning.milliseconds import marginal_ms
 from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.plan_of_sizes import tier_plan
 from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
@@ -24,6 +26,7 @@ from recd_plugins.planning.planner_bases import (
     TakesContext,
     Tiered,
 )
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.replica_factor import replica_factor, replica_passes, state_bytes
 from recd_plugins.planning.row_wise_cost import home_load
@@ -32,13 +35,7 @@ from recd_plugins.planning.sharders import default_sharders, fused_by_table, sha
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.table_ledger import TableLedger, travelling_shares
-from recd_plugins.planning.table_sizes import (
-    AS_TORCHREC,
-    MergedRows,
-    ProfiledTable,
-    TableSizes,
-    tier_plan,
-)
+from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.together import LeastOfRanks, agreed, from_rank_0
 from recd_plugins.planning.topology import GB, Link

@@ -15,17 +15,20 @@ these steps is `tiers.planner`; how many rows each tier takes, a plugin's policy
     TorchRec's own plan       TorchRecPlanner proposes it                       torchrec_planner
                                 beside what a trainer would have without us     beside_plain
                               PlannedShards: which rank has what of a table     planned_shards
-    a ProfiledTable           rows and shards of a table in one                 table_sizes
+    a ProfiledTable           rows and shards of a table in one                 profiled_table
+                                MergedRows: those of all tables in one order    merged_rows
     Prices                    a row's Cost in each tier                         cost
                                 k and o, by the optimizer                       replica_factor
                               the rows of a table at home, rank by rank         row_wise_cost
                                 if their sums travel                            bag_cost
                                 as TorchRec's own plan has them                 sharded_cost
-    the policy's TableSizes   a TableLedger prices each tier of a table         table_ledger
+    the policy's TableSizes   how many rows of a table each tier takes          table_sizes
+                              a TableLedger prices each tier of a table         table_ledger
                               a Ledger adds up what all tables cost             ledger
                                 in milliseconds                                 milliseconds
                               kernels that would have no row on a rank          kernels_without_rows
-                              a TierPlan names the rows of each tier            tier_plan
+                              a TierPlan names the rows of each tier            plan_of_sizes
+                                and is kept in a file                           tier_plan
     too little memory         Homes: which tables lie in mapped files           homes
     the plan                  a PlanReport says why it is as it is              explain
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from recd_plugins.planning.cost import COLLECTIVES, Cost, Prices
 from recd_plugins.planning.milliseconds import Lane, milliseconds, overlapped, working_meanwhile
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.router_memory import router_bytes
 from recd_plugins.planning.table_ledger import REPLICAS, TableLedger, TierName, travelling_shares
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, Coalesce, shares_of_replicated
 
 __all__ = ["Ledger"]

@@ -12,7 +12,7 @@ from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planned_shards import PlannedShards
-from recd_plugins.planning.table_sizes import ProfiledTable
+from recd_plugins.planning.profiled_table import ProfiledTable
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from typing import Any
 from recd_plugins.errors import PluginError
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import STEPPED
-from recd_plugins.planning.table_sizes import ProfiledTable
+from recd_plugins.planning.profiled_table import ProfiledTable
 
 __all__ = ["replica_factor", "replica_passes", "row_factor", "row_passes", "state_bytes"]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
 from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.table_sizes import ProfiledTable
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["home_load", "row_wise_cost", "touched_by_rank"]

@@ -12,10 +12,11 @@ import numpy as np
 
 from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
 from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
 from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import Coalesce
 
 __all__ = ["REPLICAS", "Entry", "TableLedger", "TierName", "home_cost", "travelling_shares"]

@@ -14,7 +14,8 @@ from recd_plugins.planning.kernels_without_rows import (
     without_rows,
 )
 from recd_plugins.planning.model_tables import ModelTable, model_tables
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.planner.left_tables import LeftTables

@@ -21,8 +21,8 @@ from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.cost import Prices, Pricing, priced
 from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, Tiered
+from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.replica_factor import replica_factor, replica_passes
-from recd_plugins.planning.table_sizes import ProfiledTable
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.planner.left_tables import LeftTables
 from recd_plugins.tiers.planner.table_profiles import TableProfiles

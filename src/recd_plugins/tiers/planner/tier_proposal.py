@@ -30,9 +30,11 @@ from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.homes import Homes, without_advice
 from recd_plugins.planning.kernels_without_rows import without_rows
 from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.plan_of_sizes import tier_plan
 from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import HoldsRowWise
-from recd_plugins.planning.table_sizes import ProfiledTable, TableSizes, tier_plan
+from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import states_links
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes, check_choice, naming_whose
