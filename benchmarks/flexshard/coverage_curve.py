@@ -8,7 +8,7 @@ import numpy as np
 
 from recd_plugins.api import DataError
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution
-from recd_plugins.planning.access.parametric import runs
+from recd_plugins.planning.access.parametric import bands
 
 __all__ = ["through_points"]
 
@@ -33,7 +33,7 @@ def through_points(
             f"rows: points must rise in rows and in coverage from (1, {FIRST_COVERAGE:g}) to "
             f"({num_rows}, 1), but are {known}."
         )
-    counts = runs(num_rows)
+    counts = bands(num_rows)
     ends = np.cumsum(counts)
     share = np.exp(_monotone_cubic(np.log(rows), np.log(shares), np.log(ends)))
     return RowDistribution.of(counts, lookups * _levelled(counts, np.diff(share, prepend=0.0)))
@@ -67,13 +67,13 @@ def _end_tangent(width: Floats, slope: Floats) -> float:
 
 
 def _levelled(counts: Integers, mass: Floats) -> Floats:
-    """Each run's mass per row, with neighbours pooled until it falls (pool adjacent violators)."""
+    """Each band's mass per row, with neighbours pooled until it falls (pool adjacent violators)."""
     pooled: list[tuple[int, float, int]] = []
     for rows, share in zip(counts.tolist(), mass.tolist(), strict=True):
-        runs = 1
+        joined = 1
         while pooled and share * pooled[-1][0] > pooled[-1][1] * rows:
             before = pooled.pop()
-            rows, share, runs = rows + before[0], share + before[1], runs + before[2]
-        pooled.append((rows, share, runs))
+            rows, share, joined = rows + before[0], share + before[1], joined + before[2]
+        pooled.append((rows, share, joined))
     level = np.array([share / rows for rows, share, _ in pooled])
-    return np.repeat(level, [runs for _, _, runs in pooled])
+    return np.repeat(level, [joined for _, _, joined in pooled])

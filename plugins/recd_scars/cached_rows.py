@@ -65,7 +65,7 @@ def _taken(
     memory: DeviceMemory,
     prices: Prices,
 ) -> tuple[Integers, Sequence[str]]:
-    """[R] rows of each run; and why, where that takes more words than the rule's."""
+    """[R] rows of each band; and why, where that takes more words than the rule's."""
     if not merged.rows.lookups:
         return np.zeros_like(merged.table), ()
     if config.size == "budget":

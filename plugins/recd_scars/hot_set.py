@@ -1,6 +1,6 @@
 """The hot set, which is cached: the hottest rows of all tables together, as many as a rule takes.
 
-Each rule says how many rows of each run of `MergedRows` are taken, from the hottest on.
+Each rule says how many rows of each band of `MergedRows` are taken, from the hottest on.
 """
 
 from __future__ import annotations

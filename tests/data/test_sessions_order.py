@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
-from recd_plugins.data.reader.order import Order, pack, rows_of_spans, runs_of
+from recd_plugins.data.reader.order import Order, bands_of, pack, rows_of_spans
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter
@@ -27,7 +27,7 @@ Row = tuple[int, int]
 
 
 def packed(sizes: list[int], rooms: list[int]) -> list[list[tuple[int, int]]]:
-    """Per room the (begin, size) of what went there, with runs laid end to end."""
+    """Per room the (begin, size) of what went there, with bands laid end to end."""
     begins = np.cumsum([0, *sizes[:-1]])
     spans = iter(zip(*map(np.ndarray.tolist, pack(begins, np.array(sizes), rooms)), strict=True))
     filled = []
@@ -41,9 +41,9 @@ def packed(sizes: list[int], rooms: list[int]) -> list[list[tuple[int, int]]]:
 
 def test_runs_are_consecutive_rows_of_one_session_across_stripes():
     first, second = pa.chunked_array([[7, 7], [7, 3]]), pa.chunked_array([[3, 7, 5, 5]])
-    assert runs_of([first, second]).tolist() == [3, 2, 1, 2]
-    assert runs_of([pa.chunked_array([["a", "a", "b"]])]).tolist() == [2, 1]
-    assert runs_of([pa.chunked_array([[1, None, None, 2, 2]])]).tolist() == [1, 1, 1, 2]
+    assert bands_of([first, second]).tolist() == [3, 2, 1, 2]
+    assert bands_of([pa.chunked_array([["a", "a", "b"]])]).tolist() == [2, 1]
+    assert bands_of([pa.chunked_array([[1, None, None, 2, 2]])]).tolist() == [1, 1, 1, 2]
 
 
 def test_a_run_that_fits_not_lets_the_first_that_does_go_before():
@@ -119,8 +119,8 @@ def windows(order: Order, stripes: list[list[int]], stream: int, batch: int = 0)
             for piece in window.pieces
             for row in range(piece.start, piece.stop)
         ]
-        runs = [len(list(run)) for _, run in groupby(laid, lambda row: row[0])]
-        rows = order.rows(window, np.array(runs))
+        bands = [len(list(band)) for _, band in groupby(laid, lambda row: row[0])]
+        rows = order.rows(window, np.array(bands))
         assert len(rows) == window.num_rows
         delivered.append([laid[row] for row in rows[: len(rows) - window.padding]])
     return delivered
@@ -145,11 +145,11 @@ def test_together_moves_runs_of_consecutive_rows(case):
     order = dataclasses.replace(order, sessions="together", tail="pad")
     for stream in range(order.streams):
         for rows in windows(order, stripes, stream):
-            runs = [list(run) for _, run in groupby(rows, lambda row: row[0])]
-            for run in runs:  # in time, and without a gap
-                assert [row for _, row in run] == list(range(run[0][1], run[-1][1] + 1))
-            # A session is in two runs only where its rows lay in two stripes that are apart.
-            for session, count in Counter(run[0][0] for run in runs).items():
+            bands = [list(band) for _, band in groupby(rows, lambda row: row[0])]
+            for band in bands:  # in time, and without a gap
+                assert [row for _, row in band] == list(range(band[0][1], band[-1][1] + 1))
+            # A session is in two bands only where its rows lay in two stripes that are apart.
+            for session, count in Counter(band[0][0] for band in bands).items():
                 assert count <= sum(session in stripe for stripe in stripes)
 
 
@@ -173,10 +173,10 @@ def test_whole_is_a_shuffle_of_its_own_seed_and_epoch():
         seed=0,
         sessions="whole",
     )
-    runs = np.full(40, 3)
+    bands = np.full(40, 3)
     (first,), (later,) = order.windows(0, 0), order.windows(1, 0)
-    assert order.rows(first, runs).tolist() == order.rows(first, runs).tolist()
-    assert order.rows(first, runs).tolist() != order.rows(later, runs).tolist()
+    assert order.rows(first, bands).tolist() == order.rows(first, bands).tolist()
+    assert order.rows(first, bands).tolist() != order.rows(later, bands).tolist()
 
 
 # The loader

@@ -1,4 +1,4 @@
-"""Property tests: flat columns, lists and runs against plain loops."""
+"""Property tests: flat columns, lists and bands against plain loops."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_dlrm.datasets.flat_columns import (
+    band_begins,
+    band_starts,
     id_lists,
     offsets_of,
     ranges,
-    run_begins,
-    run_starts,
     single_ids,
     windows,
 )
@@ -43,8 +43,8 @@ def test_runs_end_where_any_key_changes(rows: list[tuple[int, int]]) -> None:
     starts = [
         next(iter(group))[0] for _, group in groupby(enumerate(rows), key=lambda pair: pair[1])
     ]
-    assert np.flatnonzero(run_begins(one, other)).tolist() == starts
-    found = run_starts(one, other).tolist()
+    assert np.flatnonzero(band_begins(one, other)).tolist() == starts
+    found = band_starts(one, other).tolist()
     assert found == [max(s for s in starts if s <= row) for row in range(len(rows))]
 
 

@@ -23,7 +23,7 @@ from recd_dedup.dedup.advisor import (
     decide,
 )
 from recd_dedup.dedup.converters import Exact, GroupsConfig, build_exact
-from recd_dedup.dedup.sample import SampledBatches, choose_runs, rows_of_batches
+from recd_dedup.dedup.sample import SampledBatches, choose_bands, rows_of_batches
 from recd_dedup.dedup.worth import NoWorth, Worth, WorthInBytes
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig
@@ -393,13 +393,13 @@ def test_what_it_cannot_advise_on(tmp_path, tables) -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 80), st.integers(1, 5))
-def test_runs_are_consecutive_and_long_enough(sizes: list[int], rows: int, count: int) -> None:
-    runs = choose_runs(sizes, rows=rows, count=count, seed=0)
-    assert 1 <= len(runs) <= count
-    taken = [index for run in runs for index in run]
+def test_bands_are_consecutive_and_long_enough(sizes: list[int], rows: int, count: int) -> None:
+    bands = choose_bands(sizes, rows=rows, count=count, seed=0)
+    assert 1 <= len(bands) <= count
+    taken = [index for band in bands for index in band]
     assert taken == sorted(set(taken))
-    for run in runs:
-        assert sum(sizes[run.start : run.stop]) >= min(rows, sum(sizes))
+    for band in bands:
+        assert sum(sizes[band.start : band.stop]) >= min(rows, sum(sizes))
 
 
 def batch_of_lists(*lists: list[int]) -> KeyedJaggedTensor:

@@ -58,7 +58,7 @@ def test_killed_in_either_pass_it_goes_on(tmp_path):
     for torn in (
         "spills/spill-00099.part",
         "fresh.part/part-00000.parquet",
-        "runs/run-00000.arrow",
+        "bands/band-00000.arrow",
     ):
         (workspace / torn).parent.mkdir(parents=True, exist_ok=True)
         (workspace / torn).write_bytes(b"torn")

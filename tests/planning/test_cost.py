@@ -362,7 +362,7 @@ def test_costs_add_up_over_rows_and_tables() -> None:
 
 
 def test_a_tiers_share_lies_within_what_both_its_ends_leave_open() -> None:
-    """Three runs of 10 rows with 5, 3 and 2 of 10 lookups, the first of which are surest."""
+    """Three bands of 10 rows with 5, 3 and 2 of 10 lookups, the first of which are surest."""
     rows = RowDistribution.of([10, 10, 10], [0.5, 0.3, 0.2])
     rows = dataclasses.replace(rows, uncertainty=np.array([0.03, 0.04, 0.0]))
     table = ProfiledTable(name="t", rows=rows, dim=16)

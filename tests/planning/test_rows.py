@@ -197,7 +197,7 @@ def test_uniform_rows_are_one_run() -> None:
     assert uniform(1000, 10).p.tolist() == [0.01]
 
 
-def test_a_billion_rows_are_ten_thousand_runs() -> None:
+def test_a_billion_rows_are_ten_thousand_bands() -> None:
     assert len(zipf(10**9, 100).counts) < 10_000
 
 

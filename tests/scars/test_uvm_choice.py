@@ -32,7 +32,7 @@ ROW_WISE = OptimizerSettings(tables="rowwise_adagrad").fused_params()
 
 
 def counted(rows: int, ranks_apart: int = 1) -> RowDistribution:
-    """Zipf, every row its own run; the n-th hottest is row n * ranks_apart, modulo the rows."""
+    """Zipf, every row its own band; the n-th hottest is row n * ranks_apart, modulo the rows."""
     p = 0.9 / np.arange(1, rows + 1)
     ids = np.arange(rows) * ranks_apart % rows
     return RowDistribution.of(np.ones(rows, np.int64), p, ids=ids)

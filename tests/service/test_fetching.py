@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recd_dsi.service.fetching import RUN, Fetching, FetchingOptions
+from recd_dsi.service.fetching import BAND, Fetching, FetchingOptions
 
 PREFETCH = 64 << 20
 
@@ -50,7 +50,7 @@ def test_a_trainer_wakes_lanes_for_each_large_batch(fetching: Fetching) -> None:
 
 
 def test_what_waits_is_counted_until_it_is_closed(fetching: Fetching) -> None:
-    wakes(fetching, 1 << 10, there=2 * RUN, taken=RUN)
-    assert fetching.held_bytes == RUN << 10
+    wakes(fetching, 1 << 10, there=2 * BAND, taken=BAND)
+    assert fetching.held_bytes == BAND << 10
     fetching.close()
     assert fetching.held_bytes == 0

@@ -207,9 +207,9 @@ def test_a_record_batch_whose_promises_are_broken():
         ("unique_counts", [-1, 2], r"unique counts are \(-1, 2\)"),
         ("codes", [0, 0, 9, 0, 1, 0], "outside of its 2 unique samples"),
         ("codes", [0, 0, 1, 0, 1], "damaged IKJT"),
-        ("runs", [1, 1, 1, 1, 1, 2**40], "its runs have 1099511627781 samples"),
+        ("runs", [1, 1, 1, 1, 1, 2**40], "its bands have 1099511627781 samples"),
         ("runs", [2, -1, 1, 1, 2, 1], "damaged IKJT"),
-        ("runs", [3, 3, 1, 2**63 - 1, 2**63 - 1, 1], "its runs have"),
+        ("runs", [3, 3, 1, 2**63 - 1, 2**63 - 1, 1], "its bands have"),
     ],
 )
 def test_numbers_that_do_not_fit_each_other(name, numbers, reason):

@@ -161,8 +161,8 @@ def test_runs_of_rows_have_the_entries_of_all(
         torch.rand(count, generator=draw) if sourced else None,
     )
     firsts = [*range(0, rows, width), rows]
-    runs = zip(entries.of_runs(firsts), firsts, firsts[1:], strict=False)
-    sums = torch.cat([run.summed(end - first) for run, first, end in runs])
+    bands = zip(entries.of_bands(firsts), firsts, firsts[1:], strict=False)
+    sums = torch.cat([band.summed(end - first) for band, first, end in bands])
     assert torch.equal(sums, entries.summed(rows))
 
 

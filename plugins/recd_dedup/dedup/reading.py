@@ -96,7 +96,7 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
     sample, around = ReadSample(sessions=[] if asks else None), AROUND if asks else 1
     seen: dict[int, list[Tensor]] = {}
     looked_at: dict[int, int] = {}
-    samples = sessions = runs = 0
+    samples = sessions = bands = 0
     for place, batch in delivered.batches(taking, SAMPLES * around, PLACES):
         columns = batch.dedup
         if asks:
@@ -111,7 +111,7 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
             sample.sessions.append(columns.session_id)
             samples += len(batch)
             sessions += columns.session_id.unique().numel()
-            runs += columns.session_id.unique_consecutive().numel()
+            bands += columns.session_id.unique_consecutive().numel()
     if asks:
         places = [torch.cat(found) for found in seen.values()]
         # In a small table, the places together are the whole table.
@@ -120,7 +120,7 @@ def _read(delivered: Any, keys: Sequence[str], asks: Sequence[str]) -> ReadSampl
             _a_session([torch.cat(places)], sample.batch_size),
         )
         sample.in_batches = samples / sessions
-        sample.together = 0 < 0.8 * (samples - sessions) <= samples - runs
+        sample.together = 0 < 0.8 * (samples - sessions) <= samples - bands
     return sample
 
 
@@ -152,5 +152,5 @@ def _is_clustered(table: Table) -> bool:
     column = file.read_row_group(stripe.group, columns=[session])
     sessions = column[0].combine_chunks().dictionary_encode()
     codes = sessions.indices.to_numpy(zero_copy_only=False)
-    runs = 1 + np.count_nonzero(codes[1:] != codes[:-1])
-    return bool(runs <= 1.2 * max(1, len(sessions.dictionary)))
+    bands = 1 + np.count_nonzero(codes[1:] != codes[:-1])
+    return bool(bands <= 1.2 * max(1, len(sessions.dictionary)))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SampledBatches",
-    "choose_runs",
+    "choose_bands",
     "measured_shares",
     "rows_of_batches",
     "sample_batches",
@@ -174,16 +174,16 @@ def sample_batches(
             f"{table.path}: has {so_many(table.num_rows, 'row')} of {len(table.schema.sparse)} "
             "sparse features, so there is nothing to advise on. Name `dedup.groups` by hand."
         )
-    runs = choose_runs(
+    bands = choose_bands(
         [stripe.num_rows for stripe in table.stripes],
         rows=max(batch_size, sample_rows // RUNS),
         count=RUNS,
         seed=seed,
     )
-    per_run = max(1, sample_rows // (len(runs) * batch_size))
-    for run in runs:
-        part = dataclasses.replace(table, stripes=table.stripes[run.start : run.stop])
-        yield from islice(batches(chunks(without_dense(part)), table.schema, batch_size), per_run)
+    per_band = max(1, sample_rows // (len(bands) * batch_size))
+    for band in bands:
+        part = dataclasses.replace(table, stripes=table.stripes[band.start : band.stop])
+        yield from islice(batches(chunks(without_dense(part)), table.schema, batch_size), per_band)
 
 
 def measured_shares(table: Table, groups: Groups, *, batch_size: int) -> tuple[float, ...] | None:
@@ -285,19 +285,19 @@ def shares_of_batches(
     return tuple(sample.unique_share(group) for group in groups)
 
 
-def choose_runs(stripe_rows: Sequence[int], *, rows: int, count: int, seed: int) -> list[range]:
-    """At most `count` runs of consecutive stripes, each of at least `rows` rows, in order.
+def choose_bands(stripe_rows: Sequence[int], *, rows: int, count: int, seed: int) -> list[range]:
+    """At most `count` bands of consecutive stripes, each of at least `rows` rows, in order.
 
-    Stripes are cut into runs from the first on; the last run takes the rest.
+    Stripes are cut into bands from the first on; the last band takes the rest.
     """
-    runs, first, held = [], 0, 0
+    bands, first, held = [], 0, 0
     for index, num_rows in enumerate(stripe_rows):
         held += num_rows
         if held >= rows:
-            runs.append(range(first, index + 1))
+            bands.append(range(first, index + 1))
             first, held = index + 1, 0
     if first < len(stripe_rows):
-        before = runs.pop().start if runs else 0
-        runs.append(range(before, len(stripe_rows)))
-    chosen = np.random.default_rng(seed).permutation(len(runs))[:count]
-    return [runs[index] for index in sorted(chosen.tolist())]
+        before = bands.pop().start if bands else 0
+        bands.append(range(before, len(stripe_rows)))
+    chosen = np.random.default_rng(seed).permutation(len(bands))[:count]
+    return [bands[index] for index in sorted(chosen.tolist())]

@@ -109,13 +109,13 @@ class ClusterBySession(GivesNotices):
         plan = {"source": fingerprint(table), "config": asdict(self._config)}
         with Workspace(folder, plan) as workspace:
             spills = Spills(workspace.path / "spills", table.schema, n_buckets)
-            spills.fill(table, self._budget.run, progress, f"bucketing {folder.name}")
+            spills.fill(table, self._budget.band, progress, f"bucketing {folder.name}")
             self._in_order.append(spills.were_in_order)
             rows_per_stripe = self._budget.stripe_rows(size / max(1, table.num_rows))
             parts = Parts(
                 workspace,
                 table.schema,
-                run_bytes=self._budget.run,
+                band_bytes=self._budget.band,
                 rows_per_stripe=rows_per_stripe,
                 compression_level=self._config.compression_level,
                 leave_out_repeats=self._config.leave_out_repeats,
@@ -151,7 +151,7 @@ def cluster_buckets(
         parts = Parts(
             workspace,
             schema,
-            run_bytes=budget.run,
+            band_bytes=budget.band,
             rows_per_stripe=STRIPE_ROWS,
             compression_level=compression_level,
         )

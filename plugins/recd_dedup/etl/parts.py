@@ -47,14 +47,14 @@ class Parts:
         workspace: Workspace,
         schema: Schema,
         *,
-        run_bytes: int,
+        band_bytes: int,
         rows_per_stripe: int,
         compression_level: int,
         leave_out_repeats: bool = False,
     ) -> None:
         self._workspace = workspace
         self._schema = schema
-        self._run_bytes = run_bytes
+        self._band_bytes = band_bytes
         self._rows_per_stripe = rows_per_stripe
         self._compression_level = compression_level
         self._leave_out = schema.unscored_names if leave_out_repeats else ()
@@ -106,10 +106,10 @@ class Parts:
             yield rows
 
     def _sorted(self, rows: Bucket) -> Iterator[pa.Table]:
-        return clustered(rows, self._schema, self._run_bytes, self._workspace.path / "runs")
+        return clustered(rows, self._schema, self._band_bytes, self._workspace.path / "bands")
 
     def _read_back(self, file: Path) -> Checksum:
-        return checksum(scan(Table.open(file, self._schema), self._run_bytes // 8))
+        return checksum(scan(Table.open(file, self._schema), self._band_bytes // 8))
 
 
 Bucket = Iterable[pa.Table]
@@ -181,8 +181,8 @@ class Budget:
         return cls(int(memory_gb * 1e9))
 
     @property
-    def run(self) -> int:
-        """The bytes of a spill, or of a run, which is what is sorted at once.
+    def band(self) -> int:
+        """The bytes of a spill, or of a band, which is what is sorted at once.
 
         At most 8 GiB, so that a column has fewer than 2^31 ids, as 32-bit offsets require.
         """
@@ -190,8 +190,8 @@ class Budget:
 
     @property
     def bucket(self) -> int:
-        """The mean bytes of a bucket: half a run, because sessions differ in size."""
-        return max(self.run // 2, 1)
+        """The mean bytes of a bucket: half a band, because sessions differ in size."""
+        return max(self.band // 2, 1)
 
     def stripe_rows(self, bytes_per_row: float) -> int:
-        return max(1, min(STRIPE_ROWS, int(self.run / max(bytes_per_row, 1))))
+        return max(1, min(STRIPE_ROWS, int(self.band / max(bytes_per_row, 1))))

@@ -1,7 +1,7 @@
 """Rows in the order of a clustered table: by session hash, then timestamp, then original order.
 
 Rows that fit in memory are sorted there. If they do not fit (one session may be the whole table),
-they are sorted in runs on disk, which are then merged.
+they are sorted in bands on disk, which are then merged.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from recd_plugins.api.data import Schema
 __all__ = ["clustered", "keys_of"]
 
 PIECE_SHARE = 16
-"""Rows are returned in pieces of a 16th of a run."""
+"""Rows are returned in pieces of a 16th of a band."""
 HEAD_SHARE = 128
-"""A 128th of each run on disk is held in memory, so up to 128 runs take as much as one run does."""
+"""A 128th of each band on disk is held in memory, so up to 128 bands take as much as one does."""
 
 
 class Keys(NamedTuple):
@@ -58,31 +58,31 @@ class Keys(NamedTuple):
 
 
 def clustered(
-    chunks: Iterable[pa.Table], schema: Schema, run_bytes: int, scratch: Path
+    chunks: Iterable[pa.Table], schema: Schema, band_bytes: int, scratch: Path
 ) -> Iterator[pa.Table]:
-    """The rows of all chunks in order, in pieces; takes about twice `run_bytes` of memory.
+    """The rows of all chunks in order, in pieces; takes about twice `band_bytes` of memory.
 
-    `scratch` is a folder for runs; it is made and emptied as needed.
+    `scratch` is a folder for bands; it is made and emptied as needed.
     """
-    runs: list[Path] = []
+    bands: list[Path] = []
     held: list[pa.Table] = []
 
     def spill() -> None:
-        path = scratch / f"run-{len(runs):05}.arrow"
-        _write_run(_sorted(held, schema, run_bytes // HEAD_SHARE), schema, path)
-        runs.append(path)
+        path = scratch / f"band-{len(bands):05}.arrow"
+        _write_band(_sorted(held, schema, band_bytes // HEAD_SHARE), schema, path)
+        bands.append(path)
 
     for chunk in chunks:
-        if held and _size(held) + chunk.nbytes > run_bytes:
+        if held and _size(held) + chunk.nbytes > band_bytes:
             spill()
         held.append(chunk)
-    if not runs:
-        yield from _sorted(held, schema, run_bytes // PIECE_SHARE)
+    if not bands:
+        yield from _sorted(held, schema, band_bytes // PIECE_SHARE)
         return
     spill()
-    yield from _merge(runs, schema, run_bytes // PIECE_SHARE)
-    for run in runs:
-        run.unlink()
+    yield from _merge(bands, schema, band_bytes // PIECE_SHARE)
+    for band in bands:
+        band.unlink()
 
 
 def _size(chunks: list[pa.Table]) -> int:
@@ -109,7 +109,7 @@ def _sorted(held: list[pa.Table], schema: Schema, piece_bytes: int) -> Iterator[
         yield rows.take(pa.array(order[first : first + step]))
 
 
-def _write_run(rows: Iterator[pa.Table], schema: Schema, path: Path) -> None:
+def _write_band(rows: Iterator[pa.Table], schema: Schema, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with (
@@ -121,8 +121,8 @@ def _write_run(rows: Iterator[pa.Table], schema: Schema, path: Path) -> None:
 
 
 @dataclass
-class _Run:
-    """A sorted run, whose head is in memory."""
+class _Band:
+    """A sorted band, whose head is in memory."""
 
     stream: pa.ipc.RecordBatchStreamReader
     schema: Schema
@@ -130,11 +130,11 @@ class _Run:
     keys: Keys
 
     @classmethod
-    def open(cls, path: Path, schema: Schema, files: ExitStack) -> _Run:
+    def open(cls, path: Path, schema: Schema, files: ExitStack) -> _Band:
         file = files.enter_context(pa.OSFile(str(path)))
-        run = cls(pa.ipc.open_stream(file), schema, schema.arrow().empty_table(), _NO_KEYS)
-        run.cut(0)
-        return run
+        band = cls(pa.ipc.open_stream(file), schema, schema.arrow().empty_table(), _NO_KEYS)
+        band.cut(0)
+        return band
 
     @property
     def last(self) -> tuple[int, int]:
@@ -158,17 +158,17 @@ _NO_KEYS = Keys(np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
 def _merge(paths: list[Path], schema: Schema, piece_bytes: int) -> Iterator[pa.Table]:
-    """The rows of all runs in order; for equal keys, the rows of an earlier run come first."""
+    """The rows of all bands in order; for equal keys, the rows of an earlier band come first."""
     with ExitStack() as files:
-        runs = [_Run.open(path, schema, files) for path in paths]
-        while runs := [run for run in runs if run.head.num_rows]:
+        bands = [_Band.open(path, schema, files) for path in paths]
+        while bands := [band for band in bands if band.head.num_rows]:
             # Nothing that is still on disk comes before the least of the last keys. Rows of later
-            # runs with that key must wait for the rest of the run that has it.
-            lasts = [run.last for run in runs]
+            # bands with that key must wait for the rest of the band that has it.
+            lasts = [band.last for band in bands]
             least = min(lasts)
             leader = lasts.index(least)
             counts = [
-                run.keys.before(*least, or_at=index <= leader) for index, run in enumerate(runs)
+                band.keys.before(*least, or_at=index <= leader) for index, band in enumerate(bands)
             ]
-            pieces = [run.cut(count) for run, count in zip(runs, counts, strict=True) if count]
+            pieces = [band.cut(count) for band, count in zip(bands, counts, strict=True) if count]
             yield from _sorted(pieces, schema, piece_bytes)

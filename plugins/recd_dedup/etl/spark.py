@@ -82,7 +82,7 @@ class ClusterWithSpark:
             parts = Parts(
                 workspace,
                 table.schema,
-                run_bytes=self._budget.run,
+                band_bytes=self._budget.band,
                 rows_per_stripe=stripe_rows,
                 compression_level=self._config.compression_level,
                 leave_out_repeats=leave_out,
@@ -91,11 +91,11 @@ class ClusterWithSpark:
             progress(what, 0, table.num_rows)
             # Spark numbers its files by range of hashes, and writes none for a range without rows.
             for index, file in enumerate(sorted(by_spark.glob("part-*.parquet"))):
-                rows = scan(Table.open(file, table.schema), self._budget.run // 4)
+                rows = scan(Table.open(file, table.schema), self._budget.band // 4)
                 name = f"part-{index:05}"
                 after += parts.write(FilePart(name=name, buckets=[rows], in_order=True))
                 progress(what, after.rows, table.num_rows)
-            before = checksum(scan(table, self._budget.run // 4))
+            before = checksum(scan(table, self._budget.band // 4))
             if before != after:
                 raise DataError(
                     f"{folder}: Spark made {after} of the source's {before}. Nothing was "

@@ -72,7 +72,7 @@ class SessionRows:
 
     @cached_property
     def starts(self) -> I64:
-        """[R] the first row of each run of one session."""
+        """[R] the first row of each band of one session."""
         changes = self.sessions[1:] != self.sessions[:-1]
         return np.concatenate([[0], 1 + np.flatnonzero(changes)])
 

@@ -1,6 +1,6 @@
-"""Columns as flat arrays: lists of ids as in Arrow, runs of equal keys, windows of history.
+"""Columns as flat arrays: lists of ids as in Arrow, bands of equal keys, windows of history.
 
-B lists are stored one after the other: list i is `ids[offsets[i] : offsets[i + 1]]`. A run is a
+B lists are stored one after the other: list i is `ids[offsets[i] : offsets[i + 1]]`. A band is a
 sequence of neighbouring rows that agree in some keys, such as the samples of one session.
 """
 
@@ -19,11 +19,11 @@ __all__ = [
     "I64",
     "U64",
     "History",
+    "band_begins",
+    "band_starts",
     "id_lists",
     "offsets_of",
     "ranges",
-    "run_begins",
-    "run_starts",
     "single_ids",
     "windows",
 ]
@@ -54,8 +54,8 @@ def ranges(starts: I64, lengths: I64) -> I64:
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
-def run_begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """[N] whether a row begins a run, in which all keys [N] are equal."""
+def band_begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """[N] whether a row begins a band, in which all keys [N] are equal."""
     begins = np.ones(keys[0].size, np.bool_)
     begins[1:] = False
     for key in keys:
@@ -63,9 +63,9 @@ def run_begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
     return begins
 
 
-def run_starts(*keys: NDArray[Any]) -> I64:
-    """[N] the first row of each row's run."""
-    begins = run_begins(*keys)
+def band_starts(*keys: NDArray[Any]) -> I64:
+    """[N] the first row of each row's band."""
+    begins = band_begins(*keys)
     starts: I64 = np.flatnonzero(begins)[begins.cumsum() - 1]
     return starts
 

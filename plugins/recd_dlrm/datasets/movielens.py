@@ -1,6 +1,6 @@
 """MovieLens ratings as sessions: what will a user like, given what they saw before?
 
-A session is a run of one user's ratings without a gap of `session_gap_minutes`. Test rows are the
+A session is a band of one user's ratings, without a gap of `session_gap_minutes`. Test rows are the
 latest. Ratings are kept as compact columns; histories are made chunk by chunk.
 """
 
@@ -19,8 +19,8 @@ from recd_dlrm.datasets.flat_columns import (
     F64,
     I64,
     History,
-    run_begins,
-    run_starts,
+    band_begins,
+    band_starts,
     single_ids,
     windows,
 )
@@ -145,7 +145,7 @@ class MovieLens(Dataset):
         timestamps = np.rint(seconds * 1000).astype(np.int64)
         pauses = np.diff(timestamps, prepend=timestamps[0])
         paused = pauses > self.config.session_gap_minutes * 60_000
-        sessions = (paused | run_begins(users)).cumsum() - 1
+        sessions = (paused | band_begins(users)).cumsum() - 1
         return _Ratings(
             num_users=len(user.dictionary),
             num_items=len(item.dictionary),
@@ -154,8 +154,8 @@ class MovieLens(Dataset):
             ratings=rating.to_numpy()[by_user],
             timestamps=timestamps,
             sessions=sessions,
-            user_starts=run_starts(users),
-            session_starts=run_starts(sessions),
+            user_starts=band_starts(users),
+            session_starts=band_starts(sessions),
             in_time=np.argsort(timestamps, kind="stable"),
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dlrm.datasets.draws import salt, streams, uniforms
-from recd_dlrm.datasets.flat_columns import I64, History, run_starts, single_ids, windows
+from recd_dlrm.datasets.flat_columns import I64, History, band_starts, single_ids, windows
 from recd_dlrm.datasets.sources import check_sources, empty_split, fingerprint, read_tsv
 from recd_plugins.api import Config, Context, DataError, Range
 from recd_plugins.api.data import Dataset, Schema, SparseFeature, Split
@@ -149,7 +149,7 @@ class Yoochoose(Dataset):
         by_session = np.lexsort((seconds, sessions))  # stable: equal times in the file's order
         sessions = sessions[by_session]
         timestamps = np.rint(seconds[by_session] * 1000).astype(np.int64)
-        session_starts = run_starts(sessions)
+        session_starts = band_starts(sessions)
         in_time = np.argsort(timestamps, kind="stable")
         samples = in_time[in_time - session_starts[in_time] >= self.config.context]
         if not samples.size:

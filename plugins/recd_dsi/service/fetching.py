@@ -26,7 +26,7 @@ __all__ = ["Fetching", "FetchingOptions", "NobodyAnswers"]
 
 LANES = 2
 """Calls to one worker at a time."""
-RUN, RUN_BYTES = 32, 16 << 20
+BAND, BAND_BYTES = 32, 16 << 20
 """The most batches that one call asks for, and how large they may be together if there is more than
 one."""
 TICK = 0.1
@@ -140,7 +140,7 @@ class Fetching:
             self._bytes.pop(position)
             self._errors.pop(position, None)
             self._next = position + 1
-            if self._next % self._run == 0 and not self._is_comfortable:
+            if self._next % self._band == 0 and not self._is_comfortable:
                 self._room.notify_all()
         if waits:
             self.stalled += time.monotonic() - began
@@ -246,37 +246,37 @@ class Fetching:
         self._room.notify_all()
 
     def _lane(self, remote: Remote) -> None:
-        """Ask one worker for one run of batches after another."""
+        """Ask one worker for one band of batches after another."""
         memory = SharedReader()
         try:
-            while (run := self._take(remote)) is not None:
-                self._fetch(run, remote, memory)
+            while (band := self._take(remote)) is not None:
+                self._fetch(band, remote, memory)
         finally:
             memory.close()
 
-    def _fetch(self, run: range, remote: Remote, memory: SharedReader) -> None:
-        position, error = run.start, None
+    def _fetch(self, band: range, remote: Remote, memory: SharedReader) -> None:
+        position, error = band.start, None
         try:
-            request = self._request(run, remote)
-            answers = remote.caller.get(request.to_bytes(), self._options.deadline * len(run))
+            request = self._request(band, remote)
+            answers = remote.caller.get(request.to_bytes(), self._options.deadline * len(band))
             with contextlib.closing(answers):
                 for record, places in answers:
-                    if record.num_rows > run.stop - position:
+                    if record.num_rows > band.stop - position:
                         raise DataError(
                             f"{remote.address} answered {record.num_rows} batches where "
-                            f"{run.stop - position} were asked for. Check which version it runs."
+                            f"{band.stop - position} were asked for. Check which version it runs."
                         )
                     bodies = None if places is None else memory.bodies(places)
                     found = batches_from_record(record, bodies)
                     remote.worked()
-                    self._deliver(range(position, run.stop), found, remote)
+                    self._deliver(range(position, band.stop), found, remote)
                     position += len(found)
-                    if self._closed or position == run.stop:
+                    if self._closed or position == band.stop:
                         return
             remote.failed("it ended in the middle of an answer")
         except WrittenOver:
             with self._lock:
-                self._over.update(range(position, run.stop))
+                self._over.update(range(position, band.stop))
         except NotShared:
             self._apart.add(remote.address)
         except RecdError as found:  # damaged on its way: ask another worker
@@ -288,7 +288,7 @@ class Fetching:
         except Exception as found:  # otherwise the error would be lost
             kind = type(found).__name__
             error = PluginError(f"a batch of {remote.address} raised {kind}: {found}.")
-        self._failed(range(position, run.stop), remote, error)
+        self._failed(range(position, band.stop), remote, error)
 
     def _take(self, remote: Remote) -> range | None:
         """The next positions that this worker is to make; None once there are none."""
@@ -300,13 +300,13 @@ class Fetching:
                     if remote in self._lanes:
                         self._lanes[remote] -= 1
                     return None
-                run = self._wanted(remote) if remote.up else None
-                if run is not None:
+                band = self._wanted(remote) if remote.up else None
+                if band is not None:
                     now = time.monotonic()
-                    for position in run:
+                    for position in band:
                         self._asked.setdefault(position, {})[remote] = now
                         self._again.discard(position)
-                    return run
+                    return band
                 self._room.wait(TICK)
 
     def _wanted(self, remote: Remote) -> range | None:
@@ -336,14 +336,14 @@ class Fetching:
     def _wanted_ahead(self, remote: Remote) -> range | None:
         """The first batches of the worker's turns that were never requested, as far ahead as there
         is room."""
-        most, limit = self._run, min(self._length, self._next + self._depth)
+        most, limit = self._band, min(self._length, self._next + self._depth)
         for turn in range(self._turns.turn(self._next), len(self._ranges)):
             first, stop = self._ranges[turn]
             if first >= limit:
                 break
             first = max(self._begun.get(turn, first), self._next)
             last = min(first + most, stop, limit)
-            # Few long runs are better than many short ones.
+            # Few long bands are better than many short ones.
             enough = last - first == most or last == stop or first == self._next
             if first < last and enough and self._of_turn(turn) is remote:
                 self._begun[turn] = last
@@ -366,53 +366,53 @@ class Fetching:
     def _is_comfortable(self) -> bool:
         """Whether enough small batches wait that the trainer need not wake lanes, because they look
         again by themselves (`TICK`) soon enough."""
-        return self._run == RUN and 2 * len(self._ready) >= self._depth
+        return self._band == BAND and 2 * len(self._ready) >= self._depth
 
     @property
-    def _run(self) -> int:
+    def _band(self) -> int:
         """The number of batches that a call asks for: those of all lanes lie in shared memory at a
         time."""
-        room = self._options.shared_bytes // (2 * LANES) or RUN_BYTES
-        return max(1, min(RUN, self._depth // (2 * LANES), min(room, RUN_BYTES) // self._mean))
+        room = self._options.shared_bytes // (2 * LANES) or BAND_BYTES
+        return max(1, min(BAND, self._depth // (2 * LANES), min(room, BAND_BYTES) // self._mean))
 
-    def _request(self, run: range, remote: Remote) -> Request:
-        turn = self._turns.turn(run.start)
+    def _request(self, band: range, remote: Remote) -> Request:
+        turn = self._turns.turn(band.start)
         first, stop = self._ranges[turn]
         with self._lock:  # what another lane requests comes before it, whichever is heard first
             asked = [
                 at
                 for at, workers in self._asked.items()
-                if first <= at < run.start and remote in workers
+                if first <= at < band.start and remote in workers
             ]
-            wired = remote.address in self._apart or run.start in self._over
-        ahead = [(min(asked, default=run.start), stop)]
+            wired = remote.address in self._apart or band.start in self._over
+        ahead = [(min(asked, default=band.start), stop)]
         workers = max(1, len(self._fleet.remotes()))
         soon = 4 * workers
         later = range(turn + 1, min(turn + 1 + soon, len(self._ranges)))
         ahead += [self._ranges[one] for one in later if self._of_turn(one) is remote]
         afterwards: list[tuple[int, int]] = []
-        if run.stop == ahead[-1][1]:  # nothing else of this epoch is asked for
+        if band.stop == ahead[-1][1]:  # nothing else of this epoch is asked for
             begins = enumerate(self._afterwards[:soon])
             afterwards = [one for number, one in begins if self._of_turn(number) is remote]
         return Request(
             job=self._job,
             consumer=self._consumer,
             epoch=self._epoch,
-            batch=run.start,
-            stop=run.stop,
+            batch=band.start,
+            stop=band.stop,
             client=self._client,
-            awaited=run.start == self._next,
+            awaited=band.start == self._next,
             shared=self._options.shared_bytes > 0 and not wired,
             ahead=tuple(ahead[:MOST_RANGES]),
             afterwards=tuple(afterwards[:MOST_RANGES]),
         )
 
-    def _deliver(self, run: range, found: Sequence[tuple[Batch, int]], remote: Remote) -> None:
-        """The first batches of a run are there; the others are waited for from now on."""
+    def _deliver(self, band: range, found: Sequence[tuple[Batch, int]], remote: Remote) -> None:
+        """The first batches of a band are there; the others are waited for from now on."""
         if self._options.pin_memory:
             found = [(batch.pin_memory(), size) for batch, size in found]
         with self._lock:
-            for position, (batch, size) in zip(run, found, strict=False):
+            for position, (batch, size) in zip(band, found, strict=False):
                 self._recent.append(size)
                 self._asked.pop(position, None)
                 self._again.discard(position)
@@ -421,20 +421,20 @@ class Fetching:
                     self._ready[position] = batch
                     self._bytes[position] = size
             now = time.monotonic()
-            for later in run[len(found) :]:
+            for later in band[len(found) :]:
                 asked = self._asked.get(later, {})
                 if remote in asked:
                     asked[remote] = now
-            if self._next in run[: len(found)]:
+            if self._next in band[: len(found)]:
                 self._arrived.notify()
 
-    def _failed(self, run: range, remote: Remote, error: RecdError | None) -> None:
-        """The first batch of a run was not answered, or with an error, and the others not at
+    def _failed(self, band: range, remote: Remote, error: RecdError | None) -> None:
+        """The first batch of a band was not answered, or with an error, and the others not at
         all."""
         with self._lock:
             if isinstance(error, Refused):
                 self._refused[remote] = error
             elif error is not None:
-                self._errors.setdefault(run.start, {})[remote.address] = error
-            self._not_asked(run, remote)
+                self._errors.setdefault(band.start, {})[remote.address] = error
+            self._not_asked(band, remote)
             self._arrived.notify()

@@ -54,7 +54,7 @@ REST = 0.02
 ENDS = "the worker ends: ask another one."
 PASSED = MOST_BATCHES
 """How many earlier batches may be made on the way to a batch, rather than reading a window anew: a
-client asks for several runs at a time, and the first run may not be the first to arrive."""
+client asks for several bands at a time, and the first band may not be the first to arrive."""
 
 Stream = tuple[str, int, int]
 """A job, a consumer and an epoch: `Request.stream`."""

@@ -12,7 +12,7 @@ from recd_plugins.api.planning import Floats, Integers, MergedRows
 __all__ = ["breakpoints"]
 
 LEAST = 1e-12
-"""The bytes that count for a row which takes none, so that its whole run fits."""
+"""The bytes that count for a row which takes none, so that its whole band fits."""
 
 
 def breakpoints(
@@ -42,7 +42,7 @@ def breakpoints(
 
 
 def _fill(counts: Integers, extra: Floats, gain: Floats, budget: float) -> Integers:
-    """[R] rows of each run that gain time, from the first on, while the budget holds.
+    """[R] rows of each band that gain time, from the first on, while the budget holds.
 
     Memory falls before it rises, so the last place within the budget counts.
     """
@@ -62,7 +62,7 @@ def _rounded(merged: MergedRows, taken: Integers, multiple: int) -> Integers:
 
 
 def _first(merged: MergedRows, rows: Integers) -> Integers:
-    """[R] how many rows of each run are among the first `rows` [T] of its table."""
+    """[R] how many rows of each band are among the first `rows` [T] of its table."""
     taken = np.empty_like(merged.rows.counts)
     for table, count in enumerate(rows.tolist()):
         here = merged.table == table

@@ -17,11 +17,11 @@ ROW_WISE, PER_NODE, REPLICATED = range(3)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offers:
-    """The cost of R runs in each tier: `home`, `per_node` and `replicated`, in this
+    """The cost of R bands in each tier: `home`, `per_node` and `replicated`, in this
     order."""
 
     memory: Floats
-    """[3, R] bytes per rank for a row of the run."""
+    """[3, R] bytes per rank for a row of the band."""
     static_memory: Floats
     """[3, R] of these, those that stay from step to step."""
     ms: Floats

@@ -1,7 +1,7 @@
 """The least time for every amount of memory: FlexShard's frontier (figure 5), over all tiers.
 
 Each row takes one of its tiers' offers. This is a multiple-choice knapsack, and a greedy search
-over the convex hulls of the offers solves its relaxation exactly. Only one run is cut, at a whole
+over the convex hulls of the offers solves its relaxation exactly. Only one band is cut, at a whole
 row.
 """
 
@@ -31,9 +31,9 @@ class Optimum:
 
     merged: MergedRows
     start: Tiers
-    """[R] the tier of each run where memory is least."""
-    runs: Integers
-    """[S] the run that each step moves."""
+    """[R] the tier of each band where memory is least."""
+    bands: Integers
+    """[S] the band that each step moves."""
     tiers: Tiers
     """[S] the tier that it moves to."""
     memory: Floats
@@ -49,30 +49,30 @@ class Optimum:
         counts = merged.rows.counts
         tiers = np.array([ROW_WISE, *allowed])
         memory, ms = offers.memory[tiers], offers.ms[tiers]
-        run = np.arange(memory.shape[1])
+        band = np.arange(memory.shape[1])
         # Of tiers that take equally little memory, the fastest.
         at = start = np.where(memory == memory.min(axis=0), ms, np.inf).argmin(axis=0)
         steps: list[tuple[Integers, Integers, Floats, Floats]] = []
         for _ in allowed:
-            more = memory - memory[at, run]
-            less = ms[at, run] - ms
+            more = memory - memory[at, band]
+            less = ms[at, band] - ms
             with np.errstate(divide="ignore", invalid="ignore"):
                 gain = np.where((less > 0) & (more > 0), less / more, 0.0)
             to = gain.argmax(axis=0)
-            moved = np.flatnonzero(gain[to, run] > 0)
-            steps.append((moved, to[moved], more[to, run][moved], less[to, run][moved]))
-            at = np.where(gain[to, run] > 0, to, at)
-        runs, to, more, less = (np.concatenate(part) for part in zip(*steps, strict=True))
+            moved = np.flatnonzero(gain[to, band] > 0)
+            steps.append((moved, to[moved], more[to, band][moved], less[to, band][moved]))
+            at = np.where(gain[to, band] > 0, to, at)
+        bands, to, more, less = (np.concatenate(part) for part in zip(*steps, strict=True))
         order = np.argsort(-less / more, kind="stable")
-        runs, to = runs[order], to[order]
-        rows = counts[runs]
+        bands, to = bands[order], to[order]
+        rows = counts[bands]
         return cls(
             merged=merged,
             start=tiers[start].astype(np.int8),
-            runs=runs,
+            bands=bands,
             tiers=tiers[to].astype(np.int8),
-            memory=np.cumsum([counts @ memory[start, run] - base, *(rows * more[order])]),
-            ms=np.cumsum([counts @ ms[start, run], *(-rows * less[order])]),
+            memory=np.cumsum([counts @ memory[start, band] - base, *(rows * more[order])]),
+            ms=np.cumsum([counts @ ms[start, band], *(-rows * less[order])]),
         )
 
     def at(self, budget: float | None, multiple: int) -> tuple[Integers, Integers]:
@@ -83,16 +83,16 @@ class Optimum:
         """
         if budget is not None and budget < self.memory[0] - SLACK:
             raise too_little(float(self.memory[0]), budget)
-        steps = len(self.runs)
+        steps = len(self.bands)
         if budget is not None:
             budget = max(budget, float(self.memory[0]))
             steps = int(np.searchsorted(self.memory, budget, side="right")) - 1
         counts = self.merged.rows.counts
-        # A run ends up where its last step takes it, whichever tiers it went through.
+        # A band ends up where its last step takes it, whichever tiers it went through.
         final = self.start.copy()
-        final[self.runs[:steps]] = self.tiers[:steps]
+        final[self.bands[:steps]] = self.tiers[:steps]
         taken = {tier: counts * (final == tier) for tier in (REPLICATED, PER_NODE)}
-        if steps < len(self.runs):
+        if steps < len(self.bands):
             self._cut(taken, final, steps, float(budget or 0.0))
         rounded = [
             self.merged.per_table(taken[tier]) // multiple * multiple
@@ -101,14 +101,14 @@ class Optimum:
         return rounded[0], rounded[1]
 
     def _cut(self, taken: dict[int, Integers], final: Tiers, steps: int, budget: float) -> None:
-        """Move as many rows of the next step's run as the rest of the budget allows."""
-        run, to = int(self.runs[steps]), int(self.tiers[steps])
-        rows = int(self.merged.rows.counts[run])
+        """Move as many rows of the next step's band as the rest of the budget allows."""
+        band, to = int(self.bands[steps]), int(self.tiers[steps])
+        rows = int(self.merged.rows.counts[band])
         more = (self.memory[steps + 1] - self.memory[steps]) / rows
         some = min(int((budget - self.memory[steps]) // more), rows)
-        for tier, change in ((to, some), (int(final[run]), -some)):
+        for tier, change in ((to, some), (int(final[band]), -some)):
             if tier in taken:
-                taken[tier][run] += change
+                taken[tier][band] += change
 
 
 def too_little(least: float, budget: float) -> CapabilityError:

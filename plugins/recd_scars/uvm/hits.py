@@ -25,7 +25,7 @@ class TableShards:
     """The rows that a rank's kernel looks up: those that replicas do not serve."""
 
     counts: Floats
-    """[U, R] rows of each rank in each run."""
+    """[U, R] rows of each rank in each band."""
     q: Floats
     """[R] the chance that such a row is in a step, falling."""
 
@@ -36,15 +36,15 @@ class TableShards:
         """The rows of a row-wise table whose hottest are replicated, in steps of `samples` samples.
 
         Row e is on rank e // ceil(E / U), so one rank may have most of the hot rows. If ids are not
-        known, each rank has equally many rows of a run.
+        known, each rank has equally many rows of a band.
         """
         known = np.empty(0, np.int64) if rows.ids is None else rows.ids[replicated:]
-        runs = np.arange(len(rows.counts))
-        counts = np.zeros((world_size, len(runs)))
+        bands = np.arange(len(rows.counts))
+        counts = np.zeros((world_size, len(bands)))
         if len(known):
-            run = np.repeat(runs, rows.counts)[replicated : replicated + len(known)]
+            band = np.repeat(bands, rows.counts)[replicated : replicated + len(known)]
             rank = known // -(-rows.num_rows // world_size)
-            counts += np.bincount(rank * len(runs) + run, minlength=counts.size).reshape(
+            counts += np.bincount(rank * len(bands) + band, minlength=counts.size).reshape(
                 counts.shape
             )
         ends = np.cumsum(rows.counts)

@@ -1,9 +1,9 @@
 """The layout of a table on disk, and what reading some of its columns costs, known from the footers
 only.
 
-A column of a stripe is a run of bytes, its chunk. Chunks that lie within `hole` of each other are
-read in one I/O, of at most `most` bytes, as Arrow's pre-buffering does; what lies between them is
-read and thrown away.
+A stripe has the bytes of a column together, as a chunk. Chunks that lie within `hole` of each other
+are read in one I/O, of at most `most` bytes, as Arrow's pre-buffering does; what lies between them
+is read and thrown away.
 """
 
 from __future__ import annotations

@@ -358,10 +358,10 @@ def _narrow(rows: pa.Table, arrow: pa.Schema, stripe: Stripe) -> pa.Table:
 
 
 def _cut(chunks: Iterator[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
-    """The chunks in runs of `size` rows; each run must be used up before the next."""
+    """The chunks in bands of `size` rows; each band must be used up before the next."""
     rest: list[pa.Table] = []
 
-    def run() -> Iterator[pa.Table]:
+    def band() -> Iterator[pa.Table]:
         left = size
         while left:
             chunk = rest.pop() if rest else next(chunks, None)
@@ -377,7 +377,7 @@ def _cut(chunks: Iterator[pa.Table], size: int) -> Iterator[Iterator[pa.Table]]:
             rest.append(chunk)
         if not rest:
             return
-        yield run()
+        yield band()
 
 
 def _write(

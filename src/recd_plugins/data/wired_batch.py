@@ -4,7 +4,7 @@ The head, which is JSON, has what a job's batches have in common: names and type
 The buffer begins with the shape of each tensor; the tensors follow, each at a multiple of 64 bytes.
 Whole numbers are sent in as few bytes as the largest of the batch needs, and a tensor in which all
 numbers are the same is sent as that number. An IKJT travels deduplicated, its inverse lookup as
-runs of equal samples if that is shorter; a partial IKJT travels as its bytes.
+bands of equal samples if that is shorter; a partial IKJT travels as its bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recd_plugins.errors import DataError, PluginError, so_many
 from recd_plugins.sparse.groups import Groups, check_groups
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.wire import lookup_as_runs, lookup_of_runs
+from recd_plugins.sparse.wire import lookup_as_bands, lookup_of_bands
 
 __all__ = [
     "WIRED_SCHEMA",
@@ -76,9 +76,9 @@ def batch_to_record(batch: Batch) -> pa.RecordBatch:
             kind, groups = "ikjt", batch.dedup.groups
             packed.add_kjt("dedup", batch.dedup.kjt)
             packed.add("dedup.unique_counts", _counts(batch.dedup.unique_counts))
-            codes, runs = lookup_as_runs(batch.dedup.inverse_lookup.numpy())
+            codes, bands = lookup_as_bands(batch.dedup.inverse_lookup.numpy())
             packed.add("dedup.codes", torch.from_numpy(codes))
-            packed.add("dedup.runs", torch.from_numpy(runs))
+            packed.add("dedup.runs", torch.from_numpy(bands))
         case PartialInverseKeyedJaggedTensor():
             kind = "partial"
             whole = bytearray(batch.dedup.to_bytes())
@@ -350,16 +350,16 @@ class _Unpacked:
                 raise ValueError(f"its dedup is {other!r}")
 
     def _ikjt(self, batch_size: int) -> InverseKeyedJaggedTensor:
-        counts, codes, runs = (
+        counts, codes, bands = (
             self._numbers[f"dedup.{name}"] for name in ("unique_counts", "codes", "runs")
         )
-        if counts.dtype != INT64 or {codes.dtype.kind, runs.dtype.kind} - {*"iu"}:
+        if counts.dtype != INT64 or {codes.dtype.kind, bands.dtype.kind} - {*"iu"}:
             raise ValueError("its unique counts or lookups are no integers")
         groups, kjt = self.form.head.groups, self.kjt("dedup")
         unique_counts = tuple(counts.tolist())
         if counts.shape != (len(groups),) or kjt.stride() != max(unique_counts):
             raise ValueError(f"{len(groups)} groups have {[*unique_counts]} unique samples")
-        lookup = lookup_of_runs(codes, runs, counts, batch_size)
+        lookup = lookup_of_bands(codes, bands, counts, batch_size)
         return InverseKeyedJaggedTensor(kjt, torch.from_numpy(lookup), groups, unique_counts)
 
     def _length_per_key(self, name: str, there: list[int]) -> list[int] | None:

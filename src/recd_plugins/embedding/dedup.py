@@ -200,7 +200,7 @@ def size_classes(
 ) -> list[list[BaseEmbeddingConfig]]:
     """Tables by like shares, in the fewest classes that leave little to spare.
 
-    A class costs its largest share times the columns that it pools. Classes are runs of the tables
+    A class costs its largest share times the columns that it pools. Classes are bands of the tables
     by falling share; the best cuts are found by trying all.
     """
     order = sorted(tables, key=lambda t: -shares[t.name])

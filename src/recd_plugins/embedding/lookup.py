@@ -94,8 +94,8 @@ def _is_whole(kjt: KeyedJaggedTensor, keys: Sequence[str], stride: int) -> bool:
 def _joined(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -> KeyedJaggedTensor:
     """The rows of `keys` from the KJTs `of`: `stride` rows for each key, and one at least."""
     stride, numels = max(stride, 1), [numels_of(kjt) for kjt in of]
-    runs = _runs(tuple(keys), *[tuple(kjt.keys()) for kjt in of])
-    rows = [_rows_of_run(of[run.of], numels[run.of], run, stride) for run in runs]
+    bands = _bands(tuple(keys), *[tuple(kjt.keys()) for kjt in of])
+    rows = [_rows_of_band(of[band.of], numels[band.of], band, stride) for band in bands]
     joined = WeightedJagged.joined(rows)
     return KeyedJaggedTensor(
         keys=list(keys),
@@ -103,11 +103,13 @@ def _joined(of: Sequence[KeyedJaggedTensor], keys: Sequence[str], stride: int) -
         lengths=joined.lengths,
         weights=joined.weights,
         stride=stride,
-        length_per_key=[numel for run in runs for numel in numels[run.of][run.start : run.stop]],
+        length_per_key=[
+            numel for band in bands for numel in numels[band.of][band.start : band.stop]
+        ],
     )
 
 
-class _KeyRun(NamedTuple):
+class _KeyBand(NamedTuple):
     """Keys that are wanted in the order in which a KJT has them next to each other."""
 
     of: int
@@ -118,32 +120,32 @@ class _KeyRun(NamedTuple):
 
 
 @lru_cache(maxsize=1024)  # every step of a job asks for the same
-def _runs(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_KeyRun, ...]:
-    """The fewest runs that yield `keys` of KJTs with these keys."""
+def _bands(keys: tuple[str, ...], *of: tuple[str, ...]) -> tuple[_KeyBand, ...]:
+    """The fewest bands that yield `keys` of KJTs with these keys."""
     places = {key: (kjt, at) for kjt, held in enumerate(of) for at, key in enumerate(held)}
-    runs: list[_KeyRun] = []
+    bands: list[_KeyBand] = []
     for key in keys:
         if key not in places:
             raise DataError(f"the batch has no feature {key!r}; {nearest(key, places)}")
         kjt, at = places[key]
-        if runs and runs[-1].of == kjt and runs[-1].stop == at:
-            runs[-1] = runs[-1]._replace(stop=at + 1)
+        if bands and bands[-1].of == kjt and bands[-1].stop == at:
+            bands[-1] = bands[-1]._replace(stop=at + 1)
         else:
-            runs.append(_KeyRun(kjt, at, at + 1))
-    return tuple(runs)
+            bands.append(_KeyBand(kjt, at, at + 1))
+    return tuple(bands)
 
 
-def _rows_of_run(
-    kjt: KeyedJaggedTensor, numels: Sequence[int], run: _KeyRun, stride: int
+def _rows_of_band(
+    kjt: KeyedJaggedTensor, numels: Sequence[int], band: _KeyBand, stride: int
 ) -> WeightedJagged:
-    """The rows of all keys of a run: the first `stride` of each, filled up with rows of length
+    """The rows of all keys of a band: the first `stride` of each, filled up with rows of length
     0."""
-    first = sum(numels[: run.start])
-    ids = slice(first, first + sum(numels[run.start : run.stop]))
+    first = sum(numels[: band.start])
+    ids = slice(first, first + sum(numels[band.start : band.stop]))
     weights, lengths = kjt.weights_or_none(), kjt.lengths().view(len(numels), kjt.stride())
     return WeightedJagged(
         kjt.values()[ids],
-        _cut(lengths[run.start : run.stop], stride).reshape(-1),
+        _cut(lengths[band.start : band.stop], stride).reshape(-1),
         None if weights is None else weights[ids],
     )
 

@@ -61,7 +61,7 @@ whichever of these two carries less."""
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of rows on each rank in a step: numbers, or arrays [R] with a price for each run.
+    """The cost of rows on each rank in a step: numbers, or arrays [R] with a price for each band.
 
     The cost of TorchRec's own plan has arrays [U] instead, since ranks differ there.
 
@@ -132,7 +132,7 @@ class Cost:
         return np.array(numbers, np.float64), fields, np.array([every[at] for at in fields])
 
     def total(self, counts: Any) -> Cost:
-        """The sum over runs of `counts` [R] rows at these prices."""
+        """The sum over bands of `counts` [R] rows at these prices."""
         return Cost(*(float(_sum(counts, own)) for own in _all_of(self)))
 
     @property
@@ -182,7 +182,7 @@ class Prices:
     """The prices of rows on a cluster: a method for each way to place them.
 
     Where a rank is alone in its node, nothing goes through a2a_intra.
-    `width` is r: a number, or [R] where runs of several tables are priced together.
+    `width` is r: a number, or [R] where bands of several tables are priced together.
     """
 
     cluster: Cluster

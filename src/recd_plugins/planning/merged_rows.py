@@ -17,13 +17,13 @@ __all__ = ["MergedRows"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MergedRows:
-    """R runs of rows of T tables; a table's runs keep their order among the others."""
+    """R bands of rows of T tables; a table's bands keep their order among the others."""
 
     names: tuple[str, ...]
     """[T]."""
     rows: RowDistribution
     table: Integers
-    """[R] which table each run is of."""
+    """[R] which table each band is of."""
     width: Integers
     """[R] bytes of a row."""
     pooled: Integers
@@ -51,7 +51,7 @@ class MergedRows:
         )
 
     def per_table(self, taken: Integers) -> Integers:
-        """[T] rows, where each run gives `taken` [R]."""
+        """[T] rows, where each band gives `taken` [R]."""
         rows = np.bincount(self.table, weights=taken, minlength=len(self.names))
         found: Integers = np.rint(rows).astype(np.int64)
         return found

@@ -77,5 +77,5 @@ def home_load(
 
 
 def _kept(rows: RowDistribution, first: int) -> Any:
-    """[R] the share of each run that comes after the `first` hottest rows; 1 for all of them."""
+    """[R] the share of each band that comes after the `first` hottest rows; 1 for all of them."""
     return rows.within(first, rows.num_rows) / rows.counts if first else 1.0

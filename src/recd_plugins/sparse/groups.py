@@ -90,13 +90,13 @@ def agreed_groups(
     import torch
 
     if groups is None:
-        runs: list[list[str]] = []
+        bands: list[list[str]] = []
         for key, lookup in lookups.items():
-            if runs and torch.equal(lookup, lookups[runs[-1][0]]):
-                runs[-1].append(key)
+            if bands and torch.equal(lookup, lookups[bands[-1][0]]):
+                bands[-1].append(key)
             else:
-                runs.append([key])
-        groups = runs
+                bands.append([key])
+        groups = bands
     checked = check_groups(groups, lookups)
     for group in checked:
         for key in group[1:]:

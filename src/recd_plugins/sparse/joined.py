@@ -227,11 +227,11 @@ def _copy(
     """Copy each key's ids of the B rows. If the key has one id in each row, these are those at
     `rows` [B]; else they are `lengths[key, b]` ids from `firsts` [G, N] on, whose rows are those of
     the other keys."""
-    runs = _runs(rows, begins)
+    bands = _bands(rows, begins)
     at, other, room = U64(0), 0, U64(len(out))
     for key in range(len(one_id)):
-        for run in range(len(runs)):
-            part, first, last = runs[run, 0], runs[run, 1], runs[run, 2]
+        for band in range(len(bands)):
+            part, first, last = bands[band, 0], bands[band, 1], bands[band, 2]
             values = array_like(places[part], out)
             held = U64(len(values))
             if one_id[key]:
@@ -256,10 +256,10 @@ def _copy(
 
 
 @kernel
-def _runs(rows: I64, begins: I64) -> I64:
-    """[R, 3]: for each run of `rows` [B] its KJT, and the run's first and last place. The rows of
+def _bands(rows: I64, begins: I64) -> I64:
+    """[R, 3]: for each band of `rows` [B] its KJT, and the band's first and last place. The rows of
     the KJTs begin at `begins` [W + 1] among all rows."""
-    runs = np.empty((len(rows), 3), np.int64)
+    bands = np.empty((len(rows), 3), np.int64)
     part, count = 0, 0
     for place in range(len(rows)):
         before = part
@@ -268,7 +268,7 @@ def _runs(rows: I64, begins: I64) -> I64:
         while rows[place] >= begins[part + 1]:
             part += 1
         if place == 0 or part != before:
-            runs[count, 0], runs[count, 1] = part, place
+            bands[count, 0], bands[count, 1] = part, place
             count += 1
-        runs[count - 1, 2] = place + 1
-    return runs[:count]
+        bands[count - 1, 2] = place + 1
+    return bands[:count]

@@ -161,15 +161,17 @@ class RowWise:
         keys = features.keys()
         if len(chosen) == len(keys):
             return self._run(features)
-        runs = [(taken, len(list(run))) for taken, run in groupby(keys, lambda key: key in chosen)]
-        parts = _cut(features, [count for _, count in runs])
-        given = [part for part, (taken, _) in zip(parts, runs, strict=True) if taken]
-        others = [part for part, (taken, _) in zip(parts, runs, strict=True) if not taken]
+        bands = [
+            (taken, len(list(band))) for taken, band in groupby(keys, lambda key: key in chosen)
+        ]
+        parts = _cut(features, [count for _, count in bands])
+        given = [part for part, (taken, _) in zip(parts, bands, strict=True) if taken]
+        others = [part for part, (taken, _) in zip(parts, bands, strict=True) if not taken]
         result = self._run(_joined(given, features.stride()))
         if result.keys() == chosen:
-            pieces = iter(_cut(result, [count for taken, count in runs if taken]))
+            pieces = iter(_cut(result, [count for taken, count in bands if taken]))
             left = iter(others)
-            parts = [next(pieces if taken else left) for taken, _ in runs]
+            parts = [next(pieces if taken else left) for taken, _ in bands]
         else:
             parts = [*others, *_cut(result, [len(result.keys())])]
         return _joined(parts, features.stride())

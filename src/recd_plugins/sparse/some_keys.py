@@ -29,17 +29,17 @@ class SomeKeys:
     def __init__(self, features: InverseKeyedJaggedTensor, keys: Collection[str]) -> None:
         self._features = features
         self._groups, self._unique_counts = features.groups, features.unique_counts
-        self._runs = [(True, range(len(keys)))]
+        self._bands = [(True, range(len(keys)))]
         """The places of all keys, cut where the chosen ones begin and end."""
         if len(keys) < len(features.kjt.keys()):
             self._narrow(frozenset(keys))
 
     def _narrow(self, wanted: Collection[str]) -> None:
         features, stop = self._features, 0
-        self._runs = []
-        for taken, run in groupby(features.kjt.keys(), wanted.__contains__):
-            start, stop = stop, stop + len(list(run))
-            self._runs.append((taken, range(start, stop)))
+        self._bands = []
+        for taken, band in groupby(features.kjt.keys(), wanted.__contains__):
+            start, stop = stop, stop + len(list(band))
+            self._bands.append((taken, range(start, stop)))
         left = [
             (ours, count)
             for group, count in zip(features.groups, features.unique_counts, strict=True)
@@ -51,11 +51,11 @@ class SomeKeys:
     def take(self) -> KeyedJaggedTensor:
         """The keys' unique samples, padded to the largest of their groups."""
         kjt, stride = self._features.kjt, max(self._unique_counts)
-        if len(self._runs) == 1:
+        if len(self._bands) == 1:
             return kjt
         return _keyed(
             [key for group in self._groups for key in group],
-            [_rows(kjt, run, stride) for taken, run in self._runs if taken],
+            [_rows(kjt, band, stride) for taken, band in self._bands if taken],
             stride,
         )
 
@@ -77,25 +77,25 @@ class SomeKeys:
     def put(self, made: KeyedJaggedTensor) -> InverseKeyedJaggedTensor:
         """The IKJT with `made`, rows of the same keys, in place of what was taken."""
         kjt, stride = self._features.kjt, self._features.kjt.stride()
-        if len(self._runs) > 1:
+        if len(self._bands) > 1:
             parts, done = [], 0
-            for taken, run in self._runs:
+            for taken, band in self._bands:
                 if taken:
-                    parts.append(_rows(made, range(done, done + len(run)), stride))
-                    done += len(run)
+                    parts.append(_rows(made, range(done, done + len(band)), stride))
+                    done += len(band)
                 else:
-                    parts.append(_rows(kjt, run, stride))
+                    parts.append(_rows(kjt, band, stride))
             made = _keyed(kjt.keys(), parts, stride)
         return dataclasses.replace(self._features, kjt=made)
 
 
-def _rows(kjt: KeyedJaggedTensor, run: range, stride: int) -> WeightedJagged:
+def _rows(kjt: KeyedJaggedTensor, band: range, stride: int) -> WeightedJagged:
     """`stride` rows for each key in these places, with less or more padding than they have."""
     ids = slice(None)
-    if len(run) < len(kjt.keys()):
+    if len(band) < len(kjt.keys()):
         offsets = kjt.offset_per_key()
-        ids = slice(offsets[run.start], offsets[run.stop])
-    lengths = kjt.lengths().view(len(kjt.keys()), -1)[run.start : run.stop]
+        ids = slice(offsets[band.start], offsets[band.stop])
+    lengths = kjt.lengths().view(len(kjt.keys()), -1)[band.start : band.stop]
     weights = kjt.weights_or_none()
     return WeightedJagged(
         kjt.values()[ids],

@@ -6,7 +6,7 @@ Three forms:
   the inverse lookup of its group.
 - a record batch of one row, for an IKJT that travels: a list column for each of its tensors, the
   values of all keys where they lie, and lengths and inverse lookups in as few bytes as their
-  numbers need. Samples of a session lie side by side, so a lookup is sent as its runs of equal
+  numbers need. Samples of a session lie side by side, so a lookup is sent as its bands of equal
   samples if that is shorter.
 - a record batch of a partial IKJT: a column per group, whose indices are the inverse lookup and
   whose dictionary is a struct with a list view, which is [offset, length], per key over the key's
@@ -41,8 +41,8 @@ __all__ = [
     "from_columns",
     "ikjt_from_batch",
     "ikjt_to_batch",
-    "lookup_as_runs",
-    "lookup_of_runs",
+    "lookup_as_bands",
+    "lookup_of_bands",
     "partial_from_batch",
     "partial_to_batch",
     "to_bytes",
@@ -50,11 +50,11 @@ __all__ = [
 ]
 
 LARGEST_LOOKUP = 1 << 30
-"""The most bytes of a lookup that is made from its runs: the runs may be few whatever its size."""
+"""The most bytes of a lookup that is made from its bands: these may be few whatever its size."""
 MOST_PADDING = 64
 """The most rows of padding per row that is sent, where they take more than `LARGEST_LOOKUP`."""
 NOT_AS_MANY = -2
-"""What `_write_lookup` returns for runs that do not cover all samples."""
+"""What `_write_lookup` returns for bands that do not cover all samples."""
 
 
 def to_columns(
@@ -150,14 +150,14 @@ def ikjt_to_batch(
     groups: Groups, rows: WeightedJagged, inverse_lookup: Tensor, unique_counts: tuple[int, ...]
 ) -> pa.RecordBatch:
     """What `WiredIkjt` has, as one row on the CPU."""
-    codes, runs = map(_narrow, lookup_as_runs(inverse_lookup.numpy()))
+    codes, bands = map(_narrow, lookup_as_bands(inverse_lookup.numpy()))
     real = _real(groups, unique_counts)
     columns = {
         "values": rows.values.numpy(),
         "lengths": _narrow(rows.lengths.numpy().reshape(real.shape)[real]),
         "unique_counts": np.array(unique_counts, np.int64),
         "codes": codes,
-        "runs": runs,
+        "runs": bands,
     }
     if rows.weights is not None:
         columns["weights"] = rows.weights.numpy()
@@ -188,7 +188,7 @@ def ikjt_from_batch(batch: pa.RecordBatch) -> WiredIkjt:
 
 def _ikjt_of(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) -> WiredIkjt:
     """Checks that sizes fit each other before memory is allocated for them."""
-    values, lengths, counts, codes, runs = (numbers[name] for name in COLUMNS)
+    values, lengths, counts, codes, bands = (numbers[name] for name in COLUMNS)
     unique_counts = tuple(counts.tolist())
     weights = numbers.get("weights")
     rows = WeightedJagged(
@@ -196,7 +196,7 @@ def _ikjt_of(groups: Groups, numbers: Mapping[str, Numbers], batch_size: int) ->
         _padded(lengths, groups, unique_counts, many=len(values) > MAX_INT32),
         None if weights is None else torch.from_numpy(weights),
     )
-    lookup = lookup_of_runs(codes, runs, counts.astype(np.int64), batch_size)
+    lookup = lookup_of_bands(codes, bands, counts.astype(np.int64), batch_size)
     return WiredIkjt(groups, rows, torch.from_numpy(lookup), unique_counts)
 
 
@@ -255,64 +255,64 @@ def _real(groups: Groups, unique_counts: tuple[int, ...]) -> NDArray[np.bool_]:
     return found
 
 
-def lookup_as_runs(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
-    """(codes, runs), group after group: code i stands for `runs[i]` samples; without runs, each
+def lookup_as_bands(lookup: NDArray[np.int64]) -> tuple[Numbers, Numbers]:
+    """(codes, bands), group after group: code i stands for `bands[i]` samples; without bands, each
     code stands for one. It is the shorter of both forms, if each number has as few bytes as the
     largest of its kind needs."""
-    codes, runs = np.empty((2, lookup.size), np.int64)
-    count, *largest = _write_runs(lookup, codes, runs)
-    of_code, of_run = (np.min_scalar_type(number).itemsize for number in largest)
-    if count * (of_code + of_run) < lookup.size * of_code:
-        return codes[:count], runs[:count]
-    return lookup.reshape(-1), runs[:0]
+    codes, bands = np.empty((2, lookup.size), np.int64)
+    count, *largest = _write_bands(lookup, codes, bands)
+    of_code, of_band = (np.min_scalar_type(number).itemsize for number in largest)
+    if count * (of_code + of_band) < lookup.size * of_code:
+        return codes[:count], bands[:count]
+    return lookup.reshape(-1), bands[:0]
 
 
-def lookup_of_runs(
-    codes: Numbers, runs: Numbers, unique_counts: NDArray[np.int64], batch_size: int
+def lookup_of_bands(
+    codes: Numbers, bands: Numbers, unique_counts: NDArray[np.int64], batch_size: int
 ) -> NDArray[np.int64]:
-    """The lookup that `lookup_as_runs` was given; raises `ValueError` if it is not one, or points
+    """The lookup that `lookup_as_bands` was given; raises `ValueError` if it is not one, or points
     outside the unique samples of its groups."""
     shape = (len(unique_counts), batch_size)
-    if codes.ndim != 1 or runs.ndim != 1 or len(runs) not in (0, len(codes)):
-        raise ValueError(f"a lookup has {codes.shape} codes and {runs.shape} runs")
+    if codes.ndim != 1 or bands.ndim != 1 or len(bands) not in (0, len(codes)):
+        raise ValueError(f"a lookup has {codes.shape} codes and {bands.shape} bands")
     # Checked before memory is allocated for it.
     if 8 * shape[0] * shape[1] > LARGEST_LOOKUP:
         raise ValueError(f"a lookup of {shape} samples takes more than {LARGEST_LOOKUP} bytes")
     lookup = np.empty(shape, np.int64)
-    codes, runs = (numbers.astype(np.int64, copy=False) for numbers in (codes, runs))
-    wrong = _write_lookup(codes, runs, unique_counts, lookup)
+    codes, bands = (numbers.astype(np.int64, copy=False) for numbers in (codes, bands))
+    wrong = _write_lookup(codes, bands, unique_counts, lookup)
     if wrong >= 0:
         raise ValueError(
             f"the inverse lookup of group {wrong} reaches outside of its {unique_counts[wrong]} "
             "unique samples, or beyond its samples"
         )
     if wrong == NOT_AS_MANY:
-        samples = sum(runs.tolist()) if len(runs) else len(codes)
-        raise ValueError(f"its runs have {samples} samples, not {shape} of them")
+        samples = sum(bands.tolist()) if len(bands) else len(codes)
+        raise ValueError(f"its bands have {samples} samples, not {shape} of them")
     return lookup
 
 
 @kernel
-def _write_runs(
-    lookup: NDArray[np.int64], codes: NDArray[np.int64], runs: NDArray[np.int64]
+def _write_bands(
+    lookup: NDArray[np.int64], codes: NDArray[np.int64], bands: NDArray[np.int64]
 ) -> tuple[int, int, int]:
-    """Write the runs. Returns their number, the largest code, and the length of the longest run."""
+    """Write the bands. Returns their number, the largest code, and the longest band's length."""
     count = largest = longest = 0
     for group in range(len(lookup)):
         for sample, code in enumerate(lookup[group]):
             if sample == 0 or code != codes[count - 1]:
-                codes[count], runs[count] = code, 0
+                codes[count], bands[count] = code, 0
                 count += 1
                 largest = max(largest, code)
-            runs[count - 1] += 1
-            longest = max(longest, runs[count - 1])
+            bands[count - 1] += 1
+            longest = max(longest, bands[count - 1])
     return count, largest, longest
 
 
 @kernel
 def _write_lookup(
     codes: NDArray[np.int64],
-    runs: NDArray[np.int64],
+    bands: NDArray[np.int64],
     unique_counts: NDArray[np.int64],
     lookup: NDArray[np.int64],
 ) -> int:
@@ -321,13 +321,13 @@ def _write_lookup(
     groups, samples = lookup.shape
     at = group = 0
     for number, code in enumerate(codes):
-        run = runs[number] if len(runs) else 1
-        if group == groups or not 1 <= run <= samples:
+        band = bands[number] if len(bands) else 1
+        if group == groups or not 1 <= band <= samples:
             return NOT_AS_MANY
-        if at + run > samples or not 0 <= code < unique_counts[group]:
+        if at + band > samples or not 0 <= code < unique_counts[group]:
             return group
-        lookup[group, at : at + run] = code
-        at += run
+        lookup[group, at : at + band] = code
+        at += band
         if at == samples:
             at, group = 0, group + 1
     return -1 if group * samples == lookup.size else NOT_AS_MANY

@@ -312,5 +312,5 @@ def test_every_session_is_whole_within_one_split() -> None:
 def test_sessions_interleave() -> None:
     rows = table(SMALL)
     sessions = column(rows, "session_id")
-    runs = sum(a != b for a, b in pairwise(sessions))
-    assert runs > 0.8 * sessions.size
+    bands = sum(a != b for a, b in pairwise(sessions))
+    assert bands > 0.8 * sessions.size

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_dlrm.datasets.draws import salt, streams, uniforms
-from recd_dlrm.datasets.flat_columns import F64, I64, id_lists, run_begins
+from recd_dlrm.datasets.flat_columns import F64, I64, band_begins, id_lists
 from recd_dlrm.datasets.sessions.feature_draws import FeatureConfig, FeatureDraws, change_rates
 from recd_dlrm.datasets.sessions.label import LabelConfig, LabelModel, sigmoid
 from recd_dlrm.datasets.sessions.laws import CountLaw, Scatter
@@ -301,7 +301,7 @@ def _calibrated(
 
 def _distinct(part: Slice, versions: I64) -> tuple[I64, I64]:
     """The first row of each (session, version), and each row's index among them."""
-    begins = run_begins(part.sessions, versions)
+    begins = band_begins(part.sessions, versions)
     return np.flatnonzero(begins), begins.cumsum() - 1
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_dlrm.datasets.draws import salt, streams, uniforms
-from recd_dlrm.datasets.flat_columns import F64, I64, U64, ranges, run_starts
+from recd_dlrm.datasets.flat_columns import F64, I64, U64, band_starts, ranges
 from recd_dlrm.datasets.sessions.laws import CountLaw
 
 __all__ = ["SessionStream", "Slice"]
@@ -158,7 +158,7 @@ class SessionStream:
 
 
 def _running_sums(flags: NDArray[np.bool_], rows: I64) -> I64:
-    """The number of flags so far within each run of equal `rows`, including the present one."""
+    """The number of flags so far within each band of equal `rows`, including the present one."""
     sums: I64 = flags.cumsum()
-    starts = run_starts(rows)
+    starts = band_starts(rows)
     return sums - sums[starts] + flags[starts]

@@ -2,7 +2,7 @@
 
 Parquet stores two levels with each value. The repetition level is 0 where a list begins. The
 definition level is `full` where there is a number; if it is lower, the list is empty or missing, or
-the number is missing. Levels are stored as runs of one level and as groups of eight levels. Here
+the number is missing. Levels are stored as bands of one level and as groups of eight levels. Here
 each bit of the levels becomes a plane: 64 values a word.
 """
 
@@ -145,14 +145,14 @@ def _read_levels(data: U8, at: int, width: int, count: int, low: U64, high: U64)
                 value += 8
                 at += width
         else:
-            run = min(head >> 1, count - value)
-            if run == 0 or at >= end or data[at] >= 1 << width:
+            band = min(head >> 1, count - value)
+            if band == 0 or at >= end or data[at] >= 1 << width:
                 return -1
             if data[at] & 1:
-                _fill(low, value, run)
+                _fill(low, value, band)
             if data[at] & 2:
-                _fill(high, value, run)
-            value += run
+                _fill(high, value, band)
+            value += band
             at += 1
     return end
 

@@ -32,7 +32,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns, PooledColumns
 from recd_plugins.data.decoded import DecodedRows
 from recd_plugins.data.read_seconds import DECODE, GATHER, IO, ReadSeconds
-from recd_plugins.data.reader.order import Order, Piece, ReadWindow, runs_of
+from recd_plugins.data.reader.order import Order, Piece, ReadWindow, bands_of
 from recd_plugins.data.reader.stripe_reader import StripeReader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, so_many
@@ -221,10 +221,10 @@ class BatchReader:
             pieces.append(rows)
             seconds.add_all(of_piece.parts)
         began = time.perf_counter()
-        runs = None
+        bands = None
         if self._session_id is not None:
-            runs = runs_of(piece.keys[self._session_id] for piece in pieces)
-        order = self._order.rows(window, runs)
+            bands = bands_of(piece.keys[self._session_id] for piece in pieces)
+        order = self._order.rows(window, bands)
         sizes = window.cuts(self._order.rows_per_batch)
         weights = take_blocks([piece.weights for piece in pieces], order, sizes)
         if window.padding:

@@ -4,7 +4,7 @@ An epoch permutes the stripes, lays their rows end to end and cuts them into `st
 equal ranges. A batch takes the same number of rows from each stream of its consumer (a
 rank, or one worker of a rank), so with the streams fixed the global batch of a step holds
 the same rows at any world size. Within a stream, rows are shuffled window by window, or
-whole sessions are: runs of one session then move as one, and fill batches whole.
+whole sessions are: bands of one session then move as one, and fill batches whole.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
     "SessionOrder",
     "Shares",
     "Tail",
+    "bands_of",
     "pack",
     "rows_of_spans",
-    "runs_of",
 ]
 
 Tail = Literal["drop", "pad"]
@@ -146,8 +146,8 @@ class Order:
     """`drop` leaves out what does not fill a batch; `pad` has a shorter last batch, padded."""
     seed: int
     sessions: SessionOrder = "split"
-    """`split` shuffles rows one by one, `together` moves a run of one session as one, and `whole`
-    also packs runs so that the borders of batches cut few."""
+    """`split` shuffles rows one by one, `together` moves a band of one session as one, and `whole`
+    also packs bands so that the borders of batches cut few."""
 
     @cached_property
     def num_rows(self) -> int:
@@ -207,7 +207,7 @@ class Order:
         """[num_rows] the rows that a window delivers, in order: indices into its pieces laid end to
         end.
 
-        `runs` [R] are the rows of each run of one session in these pieces (`runs_of`), which
+        `runs` [R] are the rows of each band of one session in these pieces (`bands_of`), which
         `sessions` needs unless it is `split`.
         """
         if self.sessions == "split":
@@ -262,11 +262,11 @@ def _cuts(position: int, num_rows: int, rows_per_batch: int) -> list[int]:
     return sizes
 
 
-def runs_of(columns: Iterable[pa.ChunkedArray]) -> Rows:
-    """[R] the number of rows of each run: consecutive rows of one session, with the columns laid
+def bands_of(columns: Iterable[pa.ChunkedArray]) -> Rows:
+    """[R] the number of rows of each band: consecutive rows of one session, with the columns laid
     end to end.
 
-    A row without a session is a run of its own.
+    A row without a session is a band of its own.
     """
     chunks = [chunk for column in columns for chunk in column.chunks]
     sessions = pa.concat_arrays(chunks)
@@ -276,14 +276,14 @@ def runs_of(columns: Iterable[pa.ChunkedArray]) -> Rows:
 
 
 def pack(begins: Rows, sizes: Rows, rooms: Sequence[int]) -> Spans:
-    """Packs runs into batches with room for `rooms` rows each, which are filled exactly, one after
+    """Packs bands into batches with room for `rooms` rows each, which are filled exactly, one after
     the other.
 
-    The next run goes into the batch if it fits. If it does not, the first later run that fits goes
-    before it; if none fits, the run is cut, and its rest is the next run. A run that no room can
-    hold is cut at once, else all of these would come last. The runs must fill all rooms.
+    The next band goes into the batch if it fits. If it does not, the first later one that fits goes
+    before it; if none fits, the band is cut, and its rest is the next band. A band that no room can
+    hold is cut at once, else all of these would come last. The bands must fill all rooms.
     """
-    spans = np.empty((2, len(begins) + len(rooms)), np.int64)  # a room cuts at most one run
+    spans = np.empty((2, len(begins) + len(rooms)), np.int64)  # a room cuts at most one band
     count = _pack(begins, sizes.copy(), np.array(rooms), spans)
     return spans[0, :count], spans[1, :count]
 
@@ -291,7 +291,7 @@ def pack(begins: Rows, sizes: Rows, rooms: Sequence[int]) -> Spans:
 @kernel
 def _pack(begins: Rows, left: Rows, rooms: Rows, spans: Rows) -> int:
     """Writes where each span begins, and its size, and returns the number of spans. The numbers
-    `left`, rows of each run, become 0."""
+    `left`, rows of each band, become 0."""
     widest = rooms.max()
     ends = begins + left
     head = count = 0
@@ -300,25 +300,25 @@ def _pack(begins: Rows, left: Rows, rooms: Rows, spans: Rows) -> int:
             if not left[head]:  # it went before
                 head += 1
                 continue
-            run = head
+            band = head
             if room < left[head] <= widest:
-                run = _first_fitting(left, head, room)
-            size = min(room, left[run])
-            spans[0, count] = ends[run] - left[run]
+                band = _first_fitting(left, head, room)
+            size = min(room, left[band])
+            spans[0, count] = ends[band] - left[band]
             spans[1, count] = size
             count += 1
-            left[run] -= size
+            left[band] -= size
             room -= size
     return count
 
 
 @kernel
 def _first_fitting(left: Rows, head: int, room: int) -> int:
-    """The first run behind `head` with at least one row left and at most `room`; `head` if there is
-    none."""
-    for run in range(head + 1, len(left)):
-        if 0 < left[run] <= room:
-            return run
+    """The first band behind `head` with at least one row left and at most `room`; `head` if there
+    is none."""
+    for band in range(head + 1, len(left)):
+        if 0 < left[band] <= room:
+            return band
     return head
 
 

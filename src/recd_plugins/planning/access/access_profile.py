@@ -73,7 +73,7 @@ class Profile:
         return self.rows[name]
 
     def save(self, path: str | Path) -> None:
-        """One Arrow IPC file: a row per distribution, its runs as lists."""
+        """One Arrow IPC file: a row per distribution, its bands as lists."""
         schema = SCHEMA.with_metadata(
             {
                 METADATA_KEY: json.dumps(

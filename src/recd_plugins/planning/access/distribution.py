@@ -37,30 +37,30 @@ MARKED = 64
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowDistribution:
-    """The rows of a table, hottest first, as R runs of rows that are accessed equally often.
+    """The rows of a table, hottest first, as R bands of rows that are accessed equally often.
 
-    A table of 10^9 rows has about 10^4 runs: counted rows have few distinct counts, and rows of a
+    A table of 10^9 rows has about 10^4 bands: counted rows have few distinct counts, and rows of a
     formula differ little from their neighbours.
     """
 
     counts: Integers
-    """[R] rows in each run."""
+    """[R] rows in each band."""
     p: Floats
-    """[R] expected lookups per sample of each row in the run, falling from run to run; L = sum
+    """[R] expected lookups per sample of each row in the band, falling from band to band; L = sum
     counts * p. Deduplicated features count the lookups of their unique samples, spread over all
     samples."""
     presence: Floats
     """[R] the chance that one sample looks the row up at all, if samples were independent. It is
     below p if the row's lookups cluster, within a sample or in samples of a batch."""
     ids: Integers | None = None
-    """Row ids in this order, of all rows or of the hottest; None if a formula made the runs."""
+    """Row ids in this order, of all rows or of the hottest; None if a formula made the bands."""
     error: float = 0.0
     """The most by which any p of a sketch may be too low."""
     uncertainty: Floats | None = None
-    """[R] how far off `coverage` may be at the end of each run, if p is a forecast: in nine of ten
+    """[R] how far off `coverage` may be at the end of each band, if p is a forecast: in nine of ten
     cases the share that is served should be within this."""
     whole_bags: Floats | None = None
-    """[R + 1] the share of bags whose rows are all before run r; the first is the share of empty
+    """[R + 1] the share of bags whose rows are all before band r; the first is the share of empty
     bags. None if bags were not counted: then rows are treated as if drawn one by one."""
     _by_rank: dict[int, Floats] = field(default_factory=dict, init=False, repr=False)
     """The numbers of rows that `by_rank` found, by number of ranks."""
@@ -68,7 +68,7 @@ class RowDistribution:
     """The chances that `appear` found, by number of samples."""
 
     checked: InitVar[bool] = False
-    """Whether these are runs of a distribution that was already checked."""
+    """Whether these are bands of a distribution that was already checked."""
 
     def __post_init__(self, checked: bool) -> None:
         if checked:
@@ -77,11 +77,11 @@ class RowDistribution:
         if len(shapes) != 1 or self.counts.ndim != 1:
             raise DataError(f"rows: counts, p and presence must be [R] alike, but are {shapes}.")
         if np.any(self.counts < 1) or not np.all(np.isfinite(self.p)) or np.any(self.p < 0):
-            raise DataError("rows: each run needs a row or more, and p >= 0.")
+            raise DataError("rows: each band needs a row or more, and p >= 0.")
         if self.counts.sum(dtype=np.float64) >= np.iinfo(np.int64).max:
-            raise DataError("rows: runs have more rows together than int64 counts.")
+            raise DataError("rows: bands have more rows together than int64 counts.")
         if np.any(np.diff(self.p) > 0):
-            raise DataError("rows: p must fall from run to run: put the hottest rows first.")
+            raise DataError("rows: p must fall from band to band: put the hottest rows first.")
         if not np.all((self.presence >= 0) & (self.presence <= 1)):
             raise DataError("rows: presence is a chance, from 0 to 1.")
         if self.ids is not None and len(self.ids) > self.num_rows:
@@ -93,7 +93,7 @@ class RowDistribution:
             if whole.shape != (len(self.counts) + 1,) or not np.all((whole >= 0) & (whole <= 1)):
                 raise DataError("rows: whole_bags must be [R + 1] shares.")
             if np.any(np.diff(whole) < 0):
-                raise DataError("rows: whole_bags must rise from run to run.")
+                raise DataError("rows: whole_bags must rise from band to band.")
 
     @classmethod
     def of(
@@ -105,13 +105,13 @@ class RowDistribution:
         error: float = 0.0,
         uncertainty: Floats | None = None,
     ) -> RowDistribution:
-        """Runs in any order; rows without a presence of their own are drawn independently."""
+        """Bands in any order; rows without a presence of their own are drawn independently."""
         rows, each = np.asarray(counts, np.int64), np.asarray(p, np.float64)
         chance = np.minimum(each, 1.0) if presence is None else np.asarray(presence, np.float64)
         if np.any(np.diff(each) > 0):
             order = np.argsort(-each, kind="stable")
             rows, each, chance = rows[order], each[order], chance[order]
-            uncertainty = None  # it belongs to the runs in their previous order
+            uncertainty = None  # it belongs to the bands in their previous order
         return cls(
             counts=rows, p=each, presence=chance, ids=ids, error=error, uncertainty=uncertainty
         )
@@ -181,19 +181,19 @@ class RowDistribution:
         )
 
     def within(self, first: int, last: int) -> Integers:
-        """[R] how many rows of each run are after the `first` hottest, up to the `last` hottest."""
+        """[R] how many rows of each band are after the `first` hottest, to the `last` hottest."""
         starts, ends = self._starts_and_ends
         kept: Integers = np.minimum(ends, last) - np.maximum(starts, first)
         return np.maximum(kept, 0)
 
     @cached_property
     def _starts_and_ends(self) -> tuple[Integers, Integers]:
-        """[R] how many rows are hotter than those of each run, and so many with the run's own."""
+        """[R] how many rows are hotter than those of each band, and so many with the band's own."""
         ends = np.cumsum(self.counts)
         return ends - self.counts, ends
 
     def by_rank(self, ranks: int) -> Floats:
-        """[R, U] how many rows of each run are on each of the `ranks` ranks of a row-wise table, in
+        """[R, U] how many rows of each band each of the `ranks` ranks of a row-wise table has, in
         blocks of ids as TorchRec cuts them. Rows without a known id are spread over the rest of the
         blocks.
         """
@@ -201,8 +201,8 @@ class RowDistribution:
             ids = np.empty(0, np.int64) if self.ids is None else self.ids
             block = -(-self.num_rows // ranks)
             known = self.within(0, len(ids))
-            runs = np.repeat(np.arange(len(known)), known)
-            found = np.bincount(runs * ranks + ids // block, minlength=len(known) * ranks)
+            bands = np.repeat(np.arange(len(known)), known)
+            found = np.bincount(bands * ranks + ids // block, minlength=len(known) * ranks)
             found = found.reshape(len(known), ranks).astype(np.float64)
             starts = np.minimum(np.arange(ranks) * block, self.num_rows)
             left = np.diff(starts, append=self.num_rows) - found.sum(axis=0)
@@ -211,7 +211,7 @@ class RowDistribution:
         return self._by_rank[ranks]
 
     def at(self, runs: NDArray[np.bool_]) -> RowDistribution:
-        """The runs that `runs` [R] names; ids are not kept."""
+        """The bands that `runs` [R] names; ids are not kept."""
         return RowDistribution(
             counts=self.counts[runs], p=self.p[runs], presence=self.presence[runs], checked=True
         )
@@ -275,18 +275,18 @@ class RowDistribution:
 
 
 def falling(p: Floats, counts: Integers) -> Floats:
-    """[R] p, where runs that rise above those before them get the mean with these."""
+    """[R] p, where bands that rise above those before them get the mean with these."""
     if not np.any(np.diff(p) > 0):
         return p
-    pools: list[tuple[float, float, int]] = []  # the lookups, the rows and the runs of each
+    pools: list[tuple[float, float, int]] = []  # the lookups, the rows and the bands of each
     for value, rows in zip(p.tolist(), counts.tolist(), strict=True):
-        lookups, size, runs = value * rows, float(rows), 1
+        lookups, size, bands = value * rows, float(rows), 1
         while pools and pools[-1][0] * size <= lookups * pools[-1][1]:
             more, others, some = pools.pop()
-            lookups, size, runs = lookups + more, size + others, runs + some
-        pools.append((lookups, size, runs))
+            lookups, size, bands = lookups + more, size + others, bands + some
+        pools.append((lookups, size, bands))
     means = [lookups / size for lookups, size, _ in pools]
-    pooled: Floats = np.minimum.accumulate(np.repeat(means, [runs for *_, runs in pools]))
+    pooled: Floats = np.minimum.accumulate(np.repeat(means, [bands for *_, bands in pools]))
     return pooled
 
 
@@ -335,8 +335,8 @@ def _share(distribution: RowDistribution, ids: Integers) -> float:
     known = np.empty(0, np.int64) if distribution.ids is None else distribution.ids
     rank = np.full(max(int(ids.max(initial=0)), int(known.max(initial=0))) + 1, -1, np.int64)
     rank[known] = np.arange(len(known))
-    run = np.searchsorted(np.cumsum(distribution.counts), rank[ids], side="right")
-    p = np.where(rank[ids] < 0, distribution.p[-1], distribution.p[run])
+    band = np.searchsorted(np.cumsum(distribution.counts), rank[ids], side="right")
+    p = np.where(rank[ids] < 0, distribution.p[-1], distribution.p[band])
     return float(p.sum()) / max(distribution.lookups, np.finfo(float).tiny)
 
 

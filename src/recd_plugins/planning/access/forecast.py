@@ -77,14 +77,14 @@ class Forecast:
     unseen_holding: float
     """Batches that contain one of these rows, per sample, summed over the rows."""
     uncertainty: Floats
-    """[R + 1] how far off the share of lookups may be that the rows up to each run take; rows that
+    """[R + 1] how far off the share of lookups may be that the rows up to each band take; rows that
     were not seen come last."""
 
 
 def forecast(
-    found: FoldCounts, runs: Integers, num_rows: int, *, in_order: bool = False
+    found: FoldCounts, bands: Integers, num_rows: int, *, in_order: bool = False
 ) -> Forecast | None:
-    """The forecast for rows that were looked up `runs` [R] times, falling; None if there is a
+    """The forecast for rows that were looked up `bands` [R] times, falling; None if there is a
     single fold or nothing was looked up.
 
     Rows with r lookups in all folds but one had, in that one, g(r) times what r promised, over all
@@ -99,7 +99,7 @@ def forecast(
     """
     if np.count_nonzero(found.samples) < 2 or not len(found.rows):
         return None
-    folds = _Folds.of(found, runs, num_rows)
+    folds = _Folds.of(found, bands, num_rows)
     p, unseen = folds.rates(found.lookups)
     holding, unseen_holding = folds.rates(found.holding)
     return Forecast(
@@ -117,12 +117,12 @@ class _Folds:
 
     pairs: FoldCounts
     num_rows: int
-    runs: Integers
-    """[R] the number of lookups that the rows of a run have."""
+    bands: Integers
+    """[R] the number of lookups that the rows of a band have."""
     counts: Integers
     """[R] the number of such rows."""
-    run: Integers
-    """[S] the run of a row."""
+    band: Integers
+    """[S] the band of a row."""
     starts: Integers
     """[S] the first pair of each row."""
     size: Integers
@@ -139,14 +139,14 @@ class _Folds:
     """[P] the class of the pair's row, by its lookups in all other folds; 0 if there are none."""
 
     @classmethod
-    def of(cls, pairs: FoldCounts, runs: Integers, num_rows: int) -> _Folds:
+    def of(cls, pairs: FoldCounts, bands: Integers, num_rows: int) -> _Folds:
         used = np.flatnonzero(pairs.samples)
         samples = pairs.samples[used].astype(np.float64)
         starts = np.flatnonzero(np.diff(pairs.rows, prepend=-1))
         size = np.diff(starts, append=len(pairs.rows))
         total = np.add.reduceat(pairs.lookups, starts)
         least = _classes(int(total.max()))
-        run = np.searchsorted(-runs, -total)
+        band = np.searchsorted(-bands, -total)
         whole, others = (
             np.searchsorted(least, one, side="right") - 1
             for one in (total, np.repeat(total, size) - pairs.lookups)
@@ -154,9 +154,9 @@ class _Folds:
         return cls(
             pairs=pairs,
             num_rows=num_rows,
-            runs=runs,
-            counts=np.bincount(run, minlength=len(runs)),
-            run=run,
+            bands=bands,
+            counts=np.bincount(band, minlength=len(bands)),
+            band=band,
             starts=starts,
             size=size,
             fold=np.searchsorted(used, pairs.folds),
@@ -177,10 +177,10 @@ class _Folds:
         ratio = self._ratios(counted, left * weights, total * without)
         rate = ratio[self.whole] * total * without
         rate += np.add.reduceat(ratio[self.others] * left * weights, self.starts)
-        p = np.bincount(self.run, weights=rate) / self.counts / samples
+        p = np.bincount(self.band, weights=rate) / self.counts / samples
         every = float(total.sum())
         unseen = self.unseen(total) if self.num_rows > len(total) else 0.0
-        few = self.counts / self.runs
+        few = self.counts / self.bands
         missing = (every - unseen) / samples - self.counts @ p
         p = np.maximum(p + missing * few / (self.counts * few.sum()), 0.0)
         p *= (every - unseen) / samples / max(float(self.counts @ p), np.finfo(float).tiny)
@@ -203,9 +203,9 @@ class _Folds:
         return found
 
     def uncertainty(self, in_order: bool) -> Floats:
-        """[R + 1] how far off the share may be that the rows up to each run take: Student's t times
-        the deviation of its mean over the held-out folds, or of one more fold if these are the
-        first batches, `in_order`; combined with `LEAST`."""
+        """[R + 1] how far off the share may be that the rows up to each band take: Student's t
+        times the deviation of its mean over the held-out folds, or of one more fold if these are
+        the first batches, `in_order`; combined with `LEAST`."""
         shape = (self.classes, len(self.weight))
 
         def summed(at: Integers, weights: Integers | None = None) -> Floats:

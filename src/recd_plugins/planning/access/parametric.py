@@ -10,12 +10,12 @@ import numpy as np
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution
 
-__all__ = ["exponential", "half_normal", "runs", "uniform", "zipf"]
+__all__ = ["bands", "exponential", "half_normal", "uniform", "zipf"]
 
 SINGLE = 1024
-"""The number of hottest rows that are each a run of their own."""
+"""The number of hottest rows that are each a band of their own."""
 GROWTH = 1 / 512
-"""The later runs grow by this share of the hotter rows, so that p hardly changes within a run."""
+"""The later bands grow by this share of the hotter rows, so that p hardly changes within a band."""
 
 
 def uniform(num_rows: int, lookups: float) -> RowDistribution:
@@ -52,14 +52,14 @@ def _length(scale: float, num_rows: int) -> float:
 def _by_density(
     num_rows: int, lookups: float, density: Callable[[Floats], Floats]
 ) -> RowDistribution:
-    counts = runs(num_rows)
+    counts = bands(num_rows)
     ends = np.cumsum(counts)
-    weight = density(ends - (counts - 1) / 2)  # at the middle of each run
+    weight = density(ends - (counts - 1) / 2)  # at the middle of each band
     return RowDistribution.of(counts, lookups * weight / (counts @ weight))
 
 
-def runs(num_rows: int) -> Integers:
-    """The number of rows of each run: one of the hottest, later more and more."""
+def bands(num_rows: int) -> Integers:
+    """The number of rows of each band: one of the hottest, later more and more."""
     if num_rows < 1:
         raise DataError(f"rows: a table has one row or more, not {num_rows}.")
     single = min(num_rows, SINGLE)

@@ -79,7 +79,7 @@ class RowCounter:
         return int(np.count_nonzero(self._samples))
 
     @property
-    def runs(self) -> int:
+    def bands(self) -> int:
         """R of `distribution`."""
         seen = of_rows(self.counted)
         return len(np.unique(seen[1])) + int(seen.shape[1] < self.num_rows)
@@ -95,11 +95,11 @@ class RowCounter:
         others = self.samples - self._samples[folds]
         return every, (every - own) * self.samples / np.maximum(others, 1)
 
-    def runs_of(self, lookups: Floats) -> Integers:
-        """For each number of lookups, the run of `distribution` in which such rows are."""
+    def bands_of(self, lookups: Floats) -> Integers:
+        """For each number of lookups, the band of `distribution` in which such rows are."""
         each = np.unique(of_rows(self.counted)[1])[::-1].astype(np.float64)
         found: Integers = np.searchsorted(-each, -lookups, side="left")
-        return np.minimum(found, self.runs - 1)
+        return np.minimum(found, self.bands - 1)
 
     def state(self) -> tuple[Integers, tuple[int, ...]]:
         """[3, P] and numbers, for `merge` of a counter of the same table."""

@@ -65,7 +65,7 @@ class SampledBags:
             self._every *= 2
 
     def whole(self, counter: RowCounter, counted_share: float = 0.0) -> Floats | None:
-        """[R + 1] the share of bags whose rows are all hotter than run r of the counter's
+        """[R + 1] the share of bags whose rows are all hotter than band r of the counter's
         distribution; None if it is unknown: without bags, or with a single fold.
 
         The rows of a bag are ranked by the counts of the other folds: its own lookups would make
@@ -82,9 +82,9 @@ class SampledBags:
                 continue
             coldest = np.full(len(lengths), -1)
             if len(ids):
-                runs = counter.runs_of(counted)
-                coldest[ends] = np.maximum.reduceat(runs, starts[ends])
-            shares = np.bincount(coldest + 1, minlength=counter.runs + 1) / len(lengths)
+                bands = counter.bands_of(counted)
+                coldest[ends] = np.maximum.reduceat(bands, starts[ends])
+            shares = np.bincount(coldest + 1, minlength=counter.bands + 1) / len(lengths)
             found.append(share * np.cumsum(shares))
         whole: Floats = np.minimum(np.sum(found, axis=0), 1.0)
         return whole

@@ -156,7 +156,7 @@ def _refine_groups(
     while size < 2 * num_rows:
         size *= 2
     slots, hashes = np.empty(size, np.int32), np.empty(num_rows, np.uint64)
-    runs, ends = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+    bands, ends = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
     # Of one group at a time: they are still in the cache when they are read.
     most = 0
     for group in range(num_groups):
@@ -164,7 +164,7 @@ def _refine_groups(
     offsets = np.empty((most, num_rows + 1), np.int64)
     for group in range(num_groups):
         codes[group] = 0
-        found, table = (codes[group], firsts[group]), (slots, hashes, runs, ends)
+        found, table = (codes[group], firsts[group]), (slots, hashes, bands, ends)
         begin = owners[bounds[group]]
         end = begin
         for column in range(bounds[group], bounds[group + 1]):
@@ -188,9 +188,9 @@ def _refine_groups(
 @kernel
 def _refine(values: npt.NDArray[Any], offsets: I64, single: bool, found: Any, table: Any) -> Any:
     codes, firsts = found
-    slots, hashes, runs, ends = table
+    slots, hashes, bands, ends = table
     if single:
-        return _refine_single(values, codes, firsts, slots, runs, ends)
+        return _refine_single(values, codes, firsts, slots, bands, ends)
     return _refine_rows(values, offsets, codes, firsts, slots, hashes)
 
 
@@ -291,7 +291,7 @@ def _equal(values: npt.NDArray[Any], left: np.uintp, right: np.uintp, length: np
 
 @kernel
 def _refine_single(
-    ids: npt.NDArray[Any], codes: I64, firsts: I64, slots: I32, runs: I32, ends: I32
+    ids: npt.NDArray[Any], codes: I64, firsts: I64, slots: I32, bands: I32, ends: I32
 ) -> np.int64:
     """Refine the rows that were equal so far: they keep a common code if their ids agree.
 
@@ -300,18 +300,18 @@ def _refine_single(
     undefined. The other arguments are scratch: `slots` is a power of two, at least 2 * B, and each
     of the two is [B].
 
-    In a clustered table equal rows are side by side. So rows are first divided into runs, without a
-    branch that the processor could predict wrongly, and then looked up run by run. The look-up does
-    not branch on what it finds either, nor on whether a run is new.
+    In a clustered table equal rows are side by side. So rows are first divided into bands, without
+    a branch that the processor could predict wrongly, and then looked up band by band. The look-up
+    does not branch on what it finds either, nor on whether a band is new.
     """
     if len(codes) == 0:
         return np.int64(0)
     last = np.uintp(0)
-    runs[0] = ends[0] = 0
+    bands[0] = ends[0] = 0
     for row in range(np.uintp(1), np.uintp(len(codes))):
         before = row - np.uintp(1)
         last += np.uintp((ids[row] != ids[before]) | (codes[row] != codes[before]))
-        runs[row], ends[last] = last, row
+        bands[row], ends[last] = last, row
     size = 2
     while np.uintp(size) < np.uintp(2) * (last + np.uintp(1)):
         size *= 2
@@ -319,7 +319,7 @@ def _refine_single(
     mask = np.uint64(size - 1)
     num_unique = np.int64(0)
     begin = np.uintp(0)
-    for run in range(last + np.uintp(1)):
+    for band in range(last + np.uintp(1)):
         one, old = ids[begin], codes[begin]
         mixed = (np.uint64(one) ^ (np.uint64(old) * STEP)) * MIX
         slot = (mixed ^ (mixed >> HALF)) & mask
@@ -332,9 +332,9 @@ def _refine_single(
             if (ids[first] == one) & (codes[first] == old):
                 break
             slot = (slot + NEXT) & mask
-        begin, ends[run] = np.uintp(ends[run]) + np.uintp(1), new
+        begin, ends[band] = np.uintp(ends[band]) + np.uintp(1), new
     for row in range(np.uintp(len(codes))):
-        codes[row] = ends[np.uintp(runs[row])]
+        codes[row] = ends[np.uintp(bands[row])]
     return num_unique
 
 

@@ -97,7 +97,7 @@ class Chunks:
             yield gradients.picked(which, torch.from_numpy(own))
 
     def _ranked(self, gradients: Entries) -> Entries:
-        """The entries, with targets that count all rows which this rank touched; a chunk has a run
+        """The entries, with targets that count all rows which this rank touched; a chunk has a band
         of these in each share."""
         order = self._touched.mine.flatten().cumsum(0, dtype=torch.int32)
         return gradients.onto(order[gradients.targets] - 1)

@@ -73,8 +73,8 @@ class Entries:
             raise _of_no_row(edges[:, -1].sum(), len(self.gradients))
         return np.split(order, ends[:-1])
 
-    def of_runs(self, firsts: Sequence[int]) -> Iterator[Entries]:
-        """The entries of each run of rows, from one of `firsts` to the next; their targets count
+    def of_bands(self, firsts: Sequence[int]) -> Iterator[Entries]:
+        """The entries of each band of rows, from one of `firsts` to the next; their targets count
         from its first."""
         if self.targets.is_cuda:
             whole = self.sorted()

@@ -138,7 +138,7 @@ class Reduction:
         ranked = entries.onto(torch.searchsorted(rows, entries.targets, out_int32=few))
         firsts = [*range(0, len(rows), self.chunk_rows), len(rows)]
         one = len(rows) <= self.chunk_rows
-        parts: Iterable[Entries] = [ranked] if one else ranked.of_runs(firsts)
+        parts: Iterable[Entries] = [ranked] if one else ranked.of_bands(firsts)
 
         def chunk(first: int, last: int, part: Entries) -> Collectives[None]:
             own = rows[first:last]
