@@ -18,7 +18,8 @@ from recd_plugins.tiers.gradients.entries import Entries
 from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.gradients.touched import exchange_touched
 from recd_plugins.tiers.home_tables import HomeTable
-from recd_plugins.tiers.replicas import ReplicatedTier, TierLayout, TierRows
+from recd_plugins.tiers.replicas.tier_layout import TierLayout
+from recd_plugins.tiers.replicas.tier_rows import ReplicatedTier, TierRows
 from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.trainer.measure.memory import PeakMemory

@@ -14,7 +14,7 @@ from recd_plugins.embedding.expand import cells_of, expand_values
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.unique import unique_rows_on_device
-from recd_plugins.tiers.exchange import coalesce_by_table
+from recd_plugins.tiers.exchange.home_ids import coalesce_by_table
 from recd_plugins.tiers.routing.routed_ids import Segments
 from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.routing.sorted_router import SortedRouter

@@ -13,7 +13,7 @@ from recd_plugins.embedding.lookup import BatchSamples, rows_of
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.coalesce import coalesce
-from recd_plugins.tiers.exchange import coalesce_by_table
+from recd_plugins.tiers.exchange.home_ids import coalesce_by_table
 from recd_plugins.tiers.routing.routed_ids import Segments
 from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.routing.sorted_router import SortedRouter

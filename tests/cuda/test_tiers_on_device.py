@@ -28,11 +28,12 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.keyed import marked
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers import update
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.tiers.tiers import Tiers
+from recd_plugins.tiers.updates import update
+from recd_plugins.tiers.updates.side_stream import SideStream
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 
 ROWS, DIM = 40, 8
@@ -41,13 +42,13 @@ OF_A_STEP = {
     "home_sums.py of: to the host",
     "home_sums.py of: nonzero",
     "sorted_router.py route: to the host",
-    "exchange.py coalesce_by_table: unique",
-    "exchange.py coalesce_by_table: to the host",
-    "exchange.py _ask_concentrators: bincount",
-    "exchange.py _coalesce_keys: to the host",
-    "exchange.py _coalesce_keys: bincount",
-    "exchange.py of: unique",
-    "exchange.py ask_node: to the host",
+    "home_ids.py coalesce_by_table: unique",
+    "home_ids.py coalesce_by_table: to the host",
+    "home_ids.py _ask_concentrators: bincount",
+    "home_ids.py _coalesce_keys: to the host",
+    "home_ids.py _coalesce_keys: bincount",
+    "node_exchange.py of: unique",
+    "node_exchange.py ask_node: to the host",
     "chunks.py _chunks_on_device: to the host",
     "chunks.py _chunks_on_device: nonzero",
     "chunks.py receives: nonzero",
@@ -56,7 +57,7 @@ OF_A_STEP = {
 }
 """What docs/cuda.md says that a step waits for, and why."""
 BEFORE_AND_AFTER = (
-    *("test_tiers_on_device.py", "hot.py", "replicas.py", "home_tables.py"),
+    *("test_tiers_on_device.py", "hot.py", "group_replicas.py", "tier_rows.py", "home_tables.py"),
     *("input_ids.py arranged", "input_check.py"),
 )
 """Batches that come, replicas that are filled, rows that go home, and what is done once."""
@@ -106,7 +107,7 @@ def _home_on_cpu(patches: pytest.MonkeyPatch) -> None:
     for kind in (ShardedEmbeddingCollection, ShardedEmbeddingBagCollection):
         take_there(kind)
     patches.setattr(Tiers, "wait", from_home)
-    own = update.SideStream(CUDA)
+    own = SideStream(CUDA)
     patches.setattr(update, "side_stream", lambda _: own)
 
 

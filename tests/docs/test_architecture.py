@@ -73,7 +73,7 @@ def test_a_plans_way_is_the_same_in_the_page_and_in_the_package() -> None:
 @pytest.mark.parametrize(
     "package",
     [
-        *(TIERS / "collections", TIERS / "gradients"),
+        *(TIERS / name for name in ("collections", "exchange", "gradients", "replicas", "updates")),
         *(TRAINER, TRAINER / "checkpoints", TRAINER / "measure"),
     ],
 )

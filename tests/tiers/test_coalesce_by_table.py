@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.tiers.exchange import CoalescedIds, coalesce_by_table, of_keys, to_keys
+from recd_plugins.tiers.exchange.home_ids import CoalescedIds, coalesce_by_table, of_keys, to_keys
 
 # A negative id and one beyond any table miss too: TorchRec judges them.
 IDS = st.lists(st.integers(0, 6) | st.sampled_from([-3, 2**31]), max_size=30)

@@ -20,7 +20,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.exchange import DeferredExchange, Sent
+from recd_plugins.tiers.exchange.deferred_exchange import DeferredExchange, Sent
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.initial_tables import initialise_tables, table_initialisers
 

@@ -25,7 +25,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, train_on
-from recd_plugins.tiers.replicas import Share
+from recd_plugins.tiers.replicas.tier_rows import Share
 from recd_plugins.tiers.row_optimizer import OptimizerKind, RowOptimizer
 from recd_plugins.tiers.tables import check_rounding
 

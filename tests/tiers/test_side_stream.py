@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recd_plugins.tiers.update import side_stream
+from recd_plugins.tiers.updates.side_stream import side_stream
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")

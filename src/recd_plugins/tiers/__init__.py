@@ -11,19 +11,23 @@ of time, each with its file on the right. docs/tiers.md has the numbers of one b
                                 HomeIds.of coalesces those that miss          exchange
                                 AskedIds.of sorts those of `per_node`         exchange
                               the ids that miss go home by TorchRec's own     collections
-                              GroupRequest: the node is asked for rows        routed_batch
-    waits for splits          the ids of `per_node` go to ranks of the node   routed_batch
-    waits for ids             GroupAnswer: rows asked for                     routed_batch
+                                later, if the node coalesces them first       exchange
+                              GroupRequest: the node is asked for rows        exchange
+    waits for splits          the ids of `per_node` go to ranks of the node   exchange
+    waits for ids             GroupAnswer: rows asked for                     exchange
                                 and rows touched                              gradients
     compute_and_output_dist   Tiers.answer_node makes the Update:             tiers
-                                Replicas.fill, where they are empty           replicas, home_tables
+                                Replicas.fill, where they are empty           replicas
+                                  each tier takes its rows from their home    replicas, home_tables
                                 rows go to the ranks that asked               routed_batch
                               TorchRec looks the others up at home
     its output is looked at   rows of home and tiers, in the order of ids,    rows
                               or summed over bags                             bags
-    backward                  Update.accumulate hands Entries on,             update
+    backward                  Update.accumulate hands Entries on,             updates
                               Reduction sums them over ranks in Chunks        gradients
-    the end of backward       the rows are stepped                            row_optimizer
+                                on a stream of its own on CUDA                updates
+    the end of backward       the last update that is due is applied:         updates
+                                the rows are stepped                          row_optimizer
 
 Imports run one way, from the collections down to the collectives, which the import rules check.
 `collectives` is below all the others, and knows the nodes; `tables` says which tables are alike,

@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 
 from recd_plugins.tiers.gradients.entries import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup, begins
-from recd_plugins.tiers.update import ReplicaGradients
+from recd_plugins.tiers.updates.update import ReplicaGradients
 
 __all__ = ["Divisor", "GroupBags", "Lookups", "divide", "divided_by", "divisors_of"]
 

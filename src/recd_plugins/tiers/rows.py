@@ -22,7 +22,7 @@ from recd_plugins.sparse.rows.sums import summed_rows
 from recd_plugins.tiers.gradients.entries import Entries, add_rows
 from recd_plugins.tiers.routed_batch import RoutedGroup
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import GroupUpdate, ReplicaGradients, Update
+from recd_plugins.tiers.updates.update import GroupUpdate, ReplicaGradients, Update
 
 __all__ = ["SequencesAwaitable", "rows_from_home"]
 

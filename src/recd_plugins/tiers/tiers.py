@@ -38,21 +38,16 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
-from recd_plugins.tiers.exchange import DeferredExchange
+from recd_plugins.tiers.exchange.deferred_exchange import DeferredExchange
+from recd_plugins.tiers.exchange.group_request import GroupAnswer, GroupRequest
 from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
-from recd_plugins.tiers.replicas import Replicas
-from recd_plugins.tiers.routed_batch import (
-    GroupAnswer,
-    GroupIds,
-    GroupRequest,
-    RoutedBatch,
-    RoutedGroup,
-    check_hot,
-)
+from recd_plugins.tiers.replicas.group_replicas import Replicas
+from recd_plugins.tiers.routed_batch import GroupIds, RoutedBatch, RoutedGroup, check_hot
 from recd_plugins.tiers.routing.input_ids import InputIds
 from recd_plugins.tiers.routing.routed_ids import Segments
 from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
-from recd_plugins.tiers.update import Update, Updates
+from recd_plugins.tiers.updates.due_updates import DueUpdates
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["FlushingOptimizer", "Tiers"]
 
@@ -91,7 +86,7 @@ class Tiers:
         self._version = plan.version
         self._holder = self._newest
         """The replicas that have the rows, or had them last."""
-        self._updates = Updates()
+        self._updates = DueUpdates()
         self._deferred: list[DeferredExchange] = []
         self._reported_read = False
         self.met_hot = False

@@ -18,7 +18,7 @@ from recd_plugins.tiers.bags import Divisor, GroupBags, divide, divided_by
 from recd_plugins.tiers.collectives import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import GroupUpdate, Update
+from recd_plugins.tiers.updates.update import GroupUpdate, Update
 
 __all__ = ["PackedBags", "SumsAwaitable"]
 

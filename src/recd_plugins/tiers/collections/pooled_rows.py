@@ -17,7 +17,7 @@ from recd_plugins.tiers.bags import Divisor, GroupBags, divide, divided_by
 from recd_plugins.tiers.rows import rows_from_home
 from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import GroupUpdate, Update
+from recd_plugins.tiers.updates.update import GroupUpdate, Update
 
 __all__ = ["PooledRows", "RowBagsAwaitable"]
 

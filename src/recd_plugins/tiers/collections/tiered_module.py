@@ -23,7 +23,7 @@ from recd_plugins.compat.tracing import autograd_is_compiled, outside_of_graphs
 from recd_plugins.errors import CapabilityError
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
-from recd_plugins.tiers.update import Update
+from recd_plugins.tiers.updates.update import Update
 
 __all__ = ["TierContext", "TieredModule"]
 

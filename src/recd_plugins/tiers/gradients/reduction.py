@@ -31,7 +31,7 @@ from recd_plugins.tiers.collectives import (
 from recd_plugins.tiers.gradients.chunks import Chunks
 from recd_plugins.tiers.gradients.entries import Entries
 from recd_plugins.tiers.gradients.touched import Touched, TouchedByNode
-from recd_plugins.tiers.replicas import PerNodeTier, ReplicatedTier
+from recd_plugins.tiers.replicas.tier_rows import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 
 __all__ = ["GradientDivision", "Reduction"]

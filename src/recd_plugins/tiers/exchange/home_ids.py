@@ -1,18 +1,16 @@
-"""Where ids travel: those that miss go home, each once where they are coalesced; those of the tier
-`per_node` go to the rank of the node that has their rows. The rows come back.
+"""The ids that miss, on their way home: each once where they are coalesced.
 
 Where ids are coalesced over a node, equal ids that miss first meet at one rank of it, their
-concentrator, which sends them home for all. TorchRec's own exchange then waits for the node's while
-another batch is computed.
+concentrator, which sends them home for all. TorchRec's own exchange then waits for the node's
+(`deferred_exchange`).
 
     plain, or over a rank    misses -> home                  rows -> the rank
     over a node              misses -> concentrator -> home  rows -> concentrator -> who asked
-    `per_node`               hits -> the rank of the node that has their rows, and back
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -20,42 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torchrec.distributed.embedding_sharding import (
-    FusedKJTListSplitsAwaitable,
-    KJTListAwaitable,
-    KJTListSplitsAwaitable,
-    KJTSplitsAllToAllMeta,
-)
-from torchrec.distributed.types import Awaitable
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.sparse.rows.sums import summed_rows
-from recd_plugins.tiers.collectives import (
-    Collectives,
-    CollectiveSequence,
-    Nodes,
-    Peers,
-    Pending,
-)
-from recd_plugins.tiers.replicas import TierLayout
+from recd_plugins.tiers.collectives import Collectives, Nodes, Peers
+from recd_plugins.tiers.exchange.node_exchange import AskedIds, NodeExchange, ask_node
 from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 
-__all__ = [
-    "AskedIds",
-    "CoalescedIds",
-    "DeferredExchange",
-    "DeferredSplits",
-    "HomeIds",
-    "NodeExchange",
-    "ask_node",
-    "coalesce_by_table",
-    "of_keys",
-    "to_keys",
-]
+__all__ = ["CoalescedIds", "HomeIds", "coalesce_by_table", "of_keys", "to_keys"]
 
 SPAN = 1 << 40
 """Id i of table t has the key t · SPAN + i: far more than a table has rows, so that an id out
@@ -208,63 +181,6 @@ def _by_feature(counts: Sequence[int], segments: Segments) -> list[int]:
     return lengths
 
 
-@dataclass(frozen=True)
-class AskedIds:
-    """The different ids that this rank asks of its node, those that it asks of rank 0 first."""
-
-    ids: Tensor
-    """[u] int64, as the rank that is asked knows them: rows of its share of the tier `per_node`, or
-    keys (`to_keys`) that it sends home for the node."""
-    counts: Tensor
-    """[ranks_per_node] int64: how many are asked of each rank."""
-    inverse: Tensor
-    """[n] int64: which of the u each of this rank's n occurrences is."""
-
-    @classmethod
-    def of(cls, positions: Tensor, layout: TierLayout) -> AskedIds:
-        """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
-        addresses, inverse = torch.unique(layout.address(positions), return_inverse=True)
-        addresses = addresses.long()
-        ends = torch.arange(1, layout.shares + 1, device=addresses.device) * layout.share_rows
-        cuts = torch.searchsorted(addresses, ends)
-        return cls(addresses % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
-
-
-@dataclass
-class NodeExchange(Multistreamable):
-    """An exchange within the node that its ranks have agreed on: who asks whom for how many."""
-
-    ids: Tensor
-    """[r] int64: the `AskedIds.ids` that ranks of the node ask of this one, those of rank 0
-    first."""
-    num_asked: list[int]
-    """The number of ids that this rank asks of each rank of the node; they sum to u."""
-    num_answered: list[int]
-    """The number of ids that each rank asks of this one; they sum to r."""
-
-    def rows_to_askers(self, rows: Tensor, node: Peers) -> Pending:
-        """Send `rows` [r, D] of `ids` to the ranks that asked for them; [u, D] come for the ids
-        that this rank asked for."""
-        return node.all_to_all(rows, self.num_answered, self.num_asked)
-
-    def gradients_to_asked(self, gradients: Tensor, node: Peers) -> Pending:
-        """The way back: send `gradients` [u, D] of the rows that this rank asked for to the ranks
-        that it asked; [r, D] come, of `ids`."""
-        return node.all_to_all(gradients, self.num_asked, self.num_answered)
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        self.ids.record_stream(stream)
-
-
-def ask_node(asked: AskedIds, node: Peers) -> Collectives[NodeExchange]:
-    """Every rank of the node must call it. A rank first sends how many ids it asks for, then the
-    ids."""
-    answered = yield node.all_to_all(asked.counts)
-    answers, sends = torch.stack([answered, asked.counts]).tolist()
-    ids = yield node.all_to_all(asked.ids, sends, answers)
-    return NodeExchange(ids, sends, answers)
-
-
 class CoalescedIds(NamedTuple):
     """N ids as u different ones: id n is `ids[inverse[n]]`. Equal ids of two tables are two."""
 
@@ -305,76 +221,3 @@ def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
     """The ids of keys, and their tables."""
     tables = (keys + SPAN // 2) // SPAN
     return keys - tables * SPAN, tables
-
-
-Sent = Sequence[Awaitable[KeyedJaggedTensor]]
-
-
-class DeferredExchange:
-    """TorchRec's exchange of ids, deferred until the node has agreed on them: `send` begins it
-    then.
-
-    Under a pipeline another batch is computed meanwhile, and calls `advance` at places where the
-    links have had time. Every rank does so at the same places, for each call runs collectives.
-    """
-
-    def __init__(
-        self,
-        home_ids: Sequence[CollectiveSequence[HomeIds]],
-        send: Callable[[], KJTListSplitsAwaitable[Any]],
-        device: torch.device,
-    ) -> None:
-        """`device` is that of the ids, whose current stream the exchange stays on."""
-        self._home_ids, self._send = home_ids, send
-        self._splits: Callable[[], KJTListAwaitable] | None = None
-        self._sent: Sent | None = None
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-    @property
-    def begun(self) -> bool:
-        """Whether TorchRec has been asked to send the ids."""
-        return self._splits is not None
-
-    def advance(self) -> None:
-        """The node's next collective, or after its last one TorchRec's own."""
-        with torch.cuda.stream(self._stream):
-            for one in self._home_ids:
-                one.advance()
-            if all(one.done for one in self._home_ids):
-                self._begin()
-
-    def finish(self) -> Sent:
-        """The ids on their way to their tables, for each sharding type that TorchRec exchanges by
-        itself."""
-        if self._sent is None:
-            for one in self._home_ids:
-                one.finish()
-            self._begin()
-            assert self._splits is not None
-            self._sent = self._splits().awaitables
-        return self._sent
-
-    def _begin(self) -> None:
-        if self._splits is None:
-            self._splits = _begin_splits(self._send())
-
-
-class DeferredSplits(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """The splits of one of TorchRec's exchanges that are deferred, as TorchRec waits for them."""
-
-    def __init__(self, deferred: DeferredExchange, number: int) -> None:
-        super().__init__()
-        self._deferred, self._number = deferred, number
-
-    def _wait_impl(self) -> Awaitable[KeyedJaggedTensor]:
-        return self._deferred.finish()[self._number]
-
-
-def _begin_splits(request: KJTListSplitsAwaitable[Any]) -> Callable[[], KJTListAwaitable]:
-    """Begin the exchange of splits, which TorchRec leaves to its caller under pipelines that fuse
-    them."""
-    fused = [one for one in request.awaitables if isinstance(one, KJTSplitsAllToAllMeta)]
-    if not fused:
-        return lambda: request.wait()
-    splits = FusedKJTListSplitsAwaitable([request], [request.ctx], fused[0].pg)
-    return lambda: splits.wait()[0]

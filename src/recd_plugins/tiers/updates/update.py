@@ -1,44 +1,29 @@
-"""The update of replicas by one forward's backward (`Update`): when gradients are handed on, on
-which stream they are summed (`reduction`), and when rows change. `Updates` are all of a
-collection's.
-"""
+"""The update of replicas by one forward's backward: when gradients are handed on, and when rows
+change."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recd_plugins.compat.pytorch import (
-    at_end_of_backward,
-    running_backward,
-    unseen_by_checkpoints,
-)
+from recd_plugins.compat.pytorch import unseen_by_checkpoints
 from recd_plugins.errors import CapabilityError
-from recd_plugins.notices import NoticeWarning
 from recd_plugins.tiers.collectives import Collectives, CollectiveSequence
 from recd_plugins.tiers.gradients.entries import Entries
 from recd_plugins.tiers.gradients.reduction import Reduction
-from recd_plugins.tiers.replicas import PerNodeTier
+from recd_plugins.tiers.replicas.tier_rows import PerNodeTier
 from recd_plugins.tiers.routed_batch import RoutedBatch, RoutedGroup
 from recd_plugins.tiers.row_optimizer import RowOptimizer
+from recd_plugins.tiers.updates.due_updates import DueUpdates
+from recd_plugins.tiers.updates.side_stream import side_stream
 
-__all__ = ["GroupUpdate", "ReplicaGradients", "SideStream", "Update", "Updates", "side_stream"]
-
-FAILED = (
-    "tiers: a backward failed, or was stopped, once gradients had come to rows that have replicas: "
-    "it changed none of these rows, but may have changed others of the same tables. Go back to the "
-    "last checkpoint, or go on if a part of a step does no harm."
-)
-
+__all__ = ["GroupUpdate", "ReplicaGradients", "Update"]
 
 _NUMBERS = count()
 
@@ -54,7 +39,7 @@ class Update:
         self,
         batch: RoutedBatch,
         reduction: Reduction,
-        updates: Updates,
+        updates: DueUpdates,
         skipped: Sequence[Parameter],
     ) -> None:
         """`updates` are all those of the same collection. `skipped` are parameters of an optimizer
@@ -213,129 +198,3 @@ def _no_gradients(group: RoutedGroup) -> ReplicaGradients:
     like = group.replicas.group.like.float()
     asked = None if group.asked is None else like.new_zeros(len(group.asked.ids), like.shape[1])
     return ReplicaGradients(Entries(group.addresses[:0], like), asked)
-
-
-class Updates:
-    """The updates of one collection: those whose rows nobody has read yet, those whose backward may
-    come, and those that have gradients in a running backward."""
-
-    def __init__(self) -> None:
-        self._unread: WeakSet[Update] = WeakSet()
-        self._learning: WeakSet[Update] = WeakSet()
-        """As long as the graphs of their forwards live."""
-        self._backwards: list[_Backward] = []
-        self._reported = False
-
-    def add(self, update: Update) -> None:
-        self._unread.add(update)
-        if update.learns:
-            self._learning.add(update)
-
-    def read(self, update: Update) -> None:
-        """Somebody has waited for the rows."""
-        self._unread.discard(update)
-
-    def keep_unread(self) -> None:
-        """Rows are about to change: keep copies for lookups that are read later."""
-        for update in self._unread:
-            update.keep_rows()
-
-    def to_come(self) -> Iterator[Update]:
-        """Those whose backward may come."""
-        return (update for update in self._learning if not update.applied)
-
-    def running(self) -> _Backward:
-        """The backward that runs."""
-        self.drop_failed()
-        number = running_backward()
-        for backward in self._backwards:
-            if backward.number == number:
-                return backward
-        self._backwards.append(_Backward(number))
-        return self._backwards[-1]
-
-    def drop_failed(self) -> None:
-        """Leave out the updates of a backward that failed, and say so."""
-        for backward in [one for one in self._backwards if one.over]:
-            self._backwards.remove(backward)
-            for update in backward.updates:
-                update.drop()
-            if backward.updates and not self._reported:
-                self._reported = True
-                warnings.warn(FAILED, NoticeWarning, stacklevel=4)
-
-
-class _Backward:
-    """The updates that have gradients in one backward, whose end applies them."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.updates: list[Update] = []
-        self._ends: WeakSet[_End] = WeakSet()
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended, or failed: torch then lets go of what it calls at the end."""
-        return not self._ends
-
-    def add(self, update: Update) -> None:
-        end = _End(self)
-        self._ends.add(end)
-        self.updates.append(update)
-        at_end_of_backward(end.apply_latest)
-
-    def take_latest(self) -> Update:
-        latest = max(self.updates, key=lambda one: one.number)
-        self.updates.remove(latest)
-        return latest
-
-
-@dataclass(frozen=True, eq=False)
-class _End:
-    """Applies an update. Only torch holds a reference to it, until the backward is over."""
-
-    backward: _Backward
-
-    def apply_latest(self) -> None:
-        """Apply the update of the latest forward, in the order in which backward calls TorchRec's
-        kernels: optimizers with a state depend on the order."""
-        self.backward.take_latest().apply()
-
-
-class SideStream:
-    """The replicas' own stream on CUDA: their reduction runs beside the rest of backward.
-
-    On the CPU there is only one stream, and this does nothing.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    @contextmanager
-    def after(self, *made: Tensor | None) -> Iterator[None]:
-        """Inside, launch on this stream, after the current one has `made` these."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self.keep(*made)
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def keep(self, *used: Tensor | None) -> None:
-        """Keep the memory of tensors of other streams until all work so far is done."""
-        if self._stream is not None:
-            for tensor in used:
-                if tensor is not None:
-                    tensor.record_stream(self._stream)
-
-    def join(self) -> None:
-        """Have the current stream wait for this one."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-
-@cache
-def side_stream(device: torch.device) -> SideStream:
-    """The replicas' stream of a device."""
-    return SideStream(device)
