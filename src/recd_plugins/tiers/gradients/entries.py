@@ -31,6 +31,9 @@ class Entries:
 
     Entry i adds `gradients[sources[i]] * weights[i]` to row `targets[i]`: a row of a tier, by its
     address; of a chunk; or of the share that ranks of the node asked this one for.
+
+    Where bags are summed, a bag's gradient is that of each of its rows. Bag 0 of rows 5 and 7, and
+    bag 1 of row 5: `gradients` [2, D] are the bags', `sources` 0 0 1, `targets` 5 7 5.
     """
 
     targets: Tensor

@@ -10,7 +10,7 @@ from recd_plugins.notices import Notice, Slower, Unused
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planned_shards import planned_shards
-from recd_plugins.tiers.planner.left_tables import OWN, in_backticks
+from recd_plugins.tiers.planner.plan_notices import OWN, in_backticks
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan

@@ -94,6 +94,7 @@ class TierPlanner(TierPolicy, Proposes, Retiers, GivesNotices):
         made = self._proposal = TierProposal(
             self,
             self._left,
+            self._notice_of,
             self._profiles,
             model=model,
             topology=topology,
@@ -145,7 +146,7 @@ class TierPlanner(TierPolicy, Proposes, Retiers, GivesNotices):
         behind = self.others if made is None else made.behind
         others = behind.notices() if isinstance(behind, GivesNotices) else ()
         in_part = not self._left.reported.issuperset(self.found)
-        of_the_model = self._left.of_the_model() if in_part else ()
+        of_the_model = self._notice_of.of_the_model(self._left) if in_part else ()
         return [*(made.notices if made else ()), *of_the_model, *others]
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:

@@ -25,6 +25,7 @@ from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.replica_factor import replica_factor, replica_passes
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.planner.left_tables import LeftTables
+from recd_plugins.tiers.planner.plan_notices import PlanNotices
 from recd_plugins.tiers.planner.table_profiles import TableProfiles
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ class TierPolicy(Tiered, TakesContext):
         """The share of the bytes of rows, sums and gradients that exchanges carry, by the sharders'
         codecs: `Prices.carried`."""
         self._profiles = TableProfiles(self.options_in, profile, profile_batches)
-        self._left = LeftTables(
+        self._left = LeftTables()
+        self._notice_of = PlanNotices(
             self.who,
             self.kind,
             asked_by=self.asked_by,
@@ -109,7 +111,7 @@ class TierPolicy(Tiered, TakesContext):
     def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
         """Why the policy is for none of the model's tables, and what would change that. `every` has
         those that may have replicas."""
-        return self._left.none_named(every)
+        return self._notice_of.none_named(every)
 
     @property
     def who(self) -> str:

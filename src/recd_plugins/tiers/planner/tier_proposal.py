@@ -39,7 +39,8 @@ from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.topology import states_links
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes, check_choice, naming_whose
 from recd_plugins.tiers.planner.kernel_rows import KernelRows
-from recd_plugins.tiers.planner.left_tables import OWN, LeftTables, in_backticks, of_weighted_means
+from recd_plugins.tiers.planner.left_tables import LeftTables, of_weighted_means
+from recd_plugins.tiers.planner.plan_notices import OWN, PlanNotices, in_backticks
 from recd_plugins.tiers.planner.priced_choice import priced_beside, slower_than_own
 from recd_plugins.tiers.planner.table_profiles import TableProfiles
 from recd_plugins.tiers.planner.tier_policy import TierPolicy
@@ -60,6 +61,7 @@ class TierProposal:
         self,
         policy: TierPolicy,
         left: LeftTables,
+        notice_of: PlanNotices,
         profiles: TableProfiles,
         *,
         model: nn.Module,
@@ -67,9 +69,10 @@ class TierProposal:
         world_size: int,
     ) -> None:
         """It is for the tables that the `policy` has `found`. `left` are the tables that are left
-        to TorchRec before it begins, and takes those that it leaves; `profiles` has what was
-        counted for it."""
-        self._policy, self._left, self._profiles = policy, left, profiles
+        to TorchRec before it begins, and takes those that it leaves, of which `notice_of` makes
+        notices; `profiles` has what was counted for it."""
+        self._policy, self._profiles = policy, profiles
+        self._left, self._notice_of = left, notice_of
         self._name, self._who, self._fused = policy.name, policy.who, policy.fused
         self._model, self._topology, self._world_size = model, topology, world_size
         self._homes = Homes(
@@ -158,20 +161,20 @@ class TierProposal:
         """Why no table could get replicas, if that is so."""
         if self._found:
             known = self._profiles.can_be_made(self._policy.context)
-            return None if known else self._left.no_batches(self._policy.options_in)
+            return None if known else self._notice_of.no_batches(self._policy.options_in)
         model = self._model
         every, chosen = model_tables(model), self._policy.tables(model)
         if not every:
-            return self._left.no_collections(model)
+            return self._notice_of.no_collections(model)
         if self._left.why:
-            return self._left.all_left()
+            return self._notice_of.all_left(self._left)
         if chosen:
-            return self._left.constrained(chosen)
+            return self._notice_of.constrained(chosen)
         names = self._left.to_choose(every)
         if not names:
-            return self._left.all_left()
+            return self._notice_of.all_left(self._left)
         free = {name: every[name] for name in names if may_be_row_wise(self._policy.others, name)}
-        return self._policy.no_tables(free) if free else self._left.constrained(names)
+        return self._policy.no_tables(free) if free else self._notice_of.constrained(names)
 
     def _by_policy(self) -> tuple[str, ShardingPlan]:
         """Why the tier plan of the policy is what it is, in words; and the plan of the planner
@@ -183,7 +186,7 @@ class TierProposal:
         if self._found:
             reason, own = self._make_tier_plan(own)
         else:
-            self.notices = [self._left.all_data_parallel()]
+            self.notices = [self._notice_of.all_data_parallel()]
             reason = str(self.notices[0])
         return "\n".join([reason, *self._profiles.in_words()]), own
 
@@ -203,9 +206,9 @@ class TierProposal:
         """
         profile = self.profile = self._policy.profiled()
         if strange := self._profiles.strange:
-            self.notices.append(self._left.counted_otherwise(strange))
+            self.notices.append(self._notice_of.counted_otherwise(strange))
         if self._profiles.alike:
-            self.notices.append(self._left.counted_alike())
+            self.notices.append(self._notice_of.counted_alike())
         if all_left := self._leave_by_lookups():
             return all_left, own
         homes = self._homes
@@ -219,7 +222,7 @@ class TierProposal:
             )
             self._leave_data_parallel(own)
             if not self._found:
-                self.notices.append(self._left.all_data_parallel())
+                self.notices.append(self._notice_of.all_data_parallel())
                 return str(self.notices[-1]), own
         shards = planned_shards(own, self._found)
         tables = {
@@ -234,11 +237,12 @@ class TierProposal:
         reason, in words, where that leaves all of them and none has to leave memory."""
         if variable := self._leave_variable():
             others = bool(self._found)
-            self.notices.append(self._left.add_variable(variable, others=others))
+            self._left.add_variable(variable)
+            self.notices.append(self._notice_of.variable(variable, others=others))
             if not self._found and self._homes.lacking is None:
                 return str(self.notices[-1])
         if self._leave_weighted_means() and not self._found and self._homes.lacking is None:
-            self.notices.append(self._left.all_left())
+            self.notices.append(self._notice_of.all_left(self._left))
             return str(self.notices[-1])
         return ""
 
@@ -313,9 +317,9 @@ class TierProposal:
         self.tier_plan = found
         if not tiered and not self.notices and not self._homes.mapped:
             self.notices.append(
-                self._left.all_left()
+                self._notice_of.all_left(self._left)
                 if self._left.reported.issuperset(self._found)
-                else self._left.none_pays(
+                else self._notice_of.none_pays(
                     self._found,
                     self._world_size,
                     row_wise=bool(sizes),

@@ -8,6 +8,13 @@ positions count its rows in ascending order:
     n = rank of the row in the first,  p = rank of n in the second
     position = p  in `replicated`,  n - p  in `per_node`
 
+Say that rows 1, 3 and 6 have replicas, and 1 and 6 of them are replicated:
+
+    row    n    replicated    p    position
+    1      0    yes           0    0 in `replicated`
+    3      1    no            1    0 in `per_node`
+    6      2    yes           1    1 in `replicated`
+
 Of a huge table, whose bits would take more memory, that space has only the rows that have replicas,
 in ascending order, and slots say which of these an id is. On CUDA, `SortedRouter` stands for it.
 """
