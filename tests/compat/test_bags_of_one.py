@@ -33,7 +33,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import bags_of_one
 from recd_plugins.compat.bags_of_one import FEWEST_IDS, OWN, look_up_as_bags
-from recd_plugins.compat.torchrec import fused_kernels
+from recd_plugins.compat.fused_kernels import fused_kernels
 from recd_plugins.compat.versions import fbgemm_minor
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.bags_of_one import with_bags_of_one

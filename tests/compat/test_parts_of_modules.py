@@ -8,7 +8,7 @@ import torch
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.compat.torchrec import bags_of, sequences_of
+from recd_plugins.compat.made_of_parts import bags_of, sequences_of
 
 MARK = "_torchrec_data_parallel_skip_grad_sync"
 """What `mark_data_parallel_skip_grad_sync` of TorchRec past 1.8 sets on a module."""

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.torchrec import leave_weights
+from recd_plugins.compat.fused_kernels import leave_weights
 from recd_plugins.testing.gloo import GlooPool
 
 ROWS, DIM = 10, 4

@@ -23,8 +23,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor, nn
 
+from recd_plugins.compat.fused_kernels import fused_kernels
 from recd_plugins.compat.host_buffers import StateWidth, state_width
-from recd_plugins.compat.torchrec import fused_kernels
 from recd_plugins.compat.versions import fbgemm_minor
 
 __all__ = ["FEWEST_IDS", "look_up_as_bags"]

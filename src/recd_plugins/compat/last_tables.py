@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from recd_plugins.compat.torchrec import fused_kernels
+from recd_plugins.compat.fused_kernels import fused_kernels
 
 __all__ = ["end_in_a_row"]
 

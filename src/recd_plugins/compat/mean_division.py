@@ -16,7 +16,8 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.torchrec import every_module, table_feature_names
+from recd_plugins.compat.made_of_parts import every_module
+from recd_plugins.compat.torchrec import table_feature_names
 
 __all__ = [
     "SUMMED_IN_PARTS",

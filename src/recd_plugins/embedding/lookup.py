@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.compat.torchrec import LazyKeyedTensor
+from recd_plugins.compat.outputs import LazyKeyedTensor
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.unexpanded import StandsFor, Unexpanded
 from recd_plugins.errors import CapabilityError, DataError, nearest

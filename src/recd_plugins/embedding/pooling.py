@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.compat.torchrec import awaited
+from recd_plugins.compat.outputs import awaited
 from recd_plugins.embedding.expand import first_rows
 from recd_plugins.embedding.pooled_check import check_unique
 from recd_plugins.embedding.pooling_trial import (

@@ -28,13 +28,9 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.compat.torchrec import (
-    HasOwnExchange,
-    ShardedOrder,
-    bags_of,
-    own_fused_params,
-    sharding_types,
-)
+from recd_plugins.compat.made_of_parts import ShardedOrder, bags_of
+from recd_plugins.compat.outputs import HasOwnExchange
+from recd_plugins.compat.torchrec import own_fused_params, sharding_types
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection, DedupEmbeddingCollection
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.lookup import BatchSamples, pooled, rows_of, sequences, vbe_rows_of

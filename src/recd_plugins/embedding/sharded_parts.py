@@ -20,7 +20,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.compat.torchrec import MadeOfParts, freed_early, table_of
+from recd_plugins.compat.made_of_parts import MadeOfParts, freed_early
+from recd_plugins.compat.torchrec import table_of
 from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.errors import CapabilityError
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recd_plugins.compat.torchrec import LazyKeyedTensor
+from recd_plugins.compat.outputs import LazyKeyedTensor
 
 __all__ = ["tied", "tied_columns"]
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torchrec.optim.keyed import KeyedOptimizer
 
+from recd_plugins.compat.fused_kernels import fused_arithmetic, next_forward
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.compat.torchrec import fused_arithmetic, local_parts, next_forward
+from recd_plugins.compat.torchrec import local_parts
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.sparse.rows.memory import all_below
 

@@ -14,7 +14,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.compat.torchrec import HasOwnExchange
+from recd_plugins.compat.outputs import HasOwnExchange
 from recd_plugins.embedding.tied import tied
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below

@@ -14,14 +14,8 @@ from torchrec.distributed.types import ParameterSharding, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
-from recd_plugins.compat.torchrec import (
-    clips_at,
-    fused_arithmetic,
-    leave_clipping,
-    pools,
-    table_feature_names,
-    table_of,
-)
+from recd_plugins.compat.fused_kernels import clips_at, fused_arithmetic, leave_clipping, pools
+from recd_plugins.compat.torchrec import table_feature_names, table_of
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
 from recd_plugins.tiers.home_tables import HomeTable, home_tables

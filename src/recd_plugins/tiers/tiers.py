@@ -21,16 +21,18 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.fused_kernels import (
+    count_forward,
+    flush_kernels,
+    output_type,
+    purge_kernels,
+)
 from recd_plugins.compat.home_weights import report_reads_of_shards
 from recd_plugins.compat.torchrec import (
-    count_forward,
     device_of,
-    flush_kernels,
     is_tracked,
     optimizer_of,
     order_input,
-    output_type,
-    purge_kernels,
     table_feature_names,
 )
 from recd_plugins.errors import CapabilityError, RegistryError

@@ -13,7 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from recd_plugins.compat.torchrec import leave_weights
+from recd_plugins.compat.fused_kernels import leave_weights
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError, listed
 from recd_plugins.planning.sharders import left_whole
 from recd_plugins.stack import Stack

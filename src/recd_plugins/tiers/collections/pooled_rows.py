@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torchrec.distributed.types import LazyAwaitable, LazyGetItemMixin
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.compat.torchrec import HasOwnExchange, LazyKeyedTensor
+from recd_plugins.compat.outputs import HasOwnExchange, LazyKeyedTensor
 from recd_plugins.embedding.tied import tied
 from recd_plugins.tiers.bags import Divisor, GroupBags, divide, divided_by
 from recd_plugins.tiers.rows import rows_from_home

@@ -21,8 +21,9 @@ from torchrec.modules.embedding_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recd_plugins.compat.made_of_parts import ShardedOrder, bags_of, sequences_of
 from recd_plugins.compat.mean_division import divide_as_whole
-from recd_plugins.compat.torchrec import ShardedOrder, bags_of, optimizer_of, sequences_of
+from recd_plugins.compat.torchrec import optimizer_of
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan

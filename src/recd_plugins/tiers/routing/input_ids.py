@@ -11,7 +11,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.torchrec import bounds_check_of
+from recd_plugins.compat.fused_kernels import bounds_check_of
 from recd_plugins.errors import CapabilityError, DataError, nearest, so_many
 from recd_plugins.tiers.home_tables import rows_looked_up
 

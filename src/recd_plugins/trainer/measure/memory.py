@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.compat.torchrec import every_module, kernel_tensors
+from recd_plugins.compat.fused_kernels import kernel_tensors
+from recd_plugins.compat.made_of_parts import every_module
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 
 if TYPE_CHECKING:
