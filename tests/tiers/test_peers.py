@@ -10,6 +10,7 @@ import torch.distributed as dist
 from recd_plugins.compat.both_ways import MOST_UNDER_WAY
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.collectives import Nodes, Peers
+from recd_plugins.tiers.exchange.node_exchange import AskedIds
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 
 
@@ -79,6 +80,14 @@ def test_addresses_take_as_few_bytes_as_they_need(
         one % shares * layout.share_rows + one // shares for one in positions.tolist()
     ]
     assert torch.equal(positions, before)
+
+
+def test_different_ids_are_asked_of_the_ranks_that_have_their_rows() -> None:
+    """The example of `node_exchange`."""
+    asked = AskedIds.of(torch.tensor([4, 1, 4, 3]), TierLayout(6, 2))
+    assert asked.ids.tolist() == [2, 0, 1]
+    assert asked.counts.tolist() == [1, 2]
+    assert asked.inverse.tolist() == [0, 1, 0, 2]
 
 
 def test_gathers_that_nobody_waits_for_do_not_mix_with_later_ones(gloo_pool: GlooPool) -> None:
