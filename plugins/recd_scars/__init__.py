@@ -3,7 +3,7 @@
 `theory.py` has the paper's formulas. `scars_planner.py` makes a tier plan, in front of what another
 planner plans: `cached_rows.py` says how many rows are cached, by the rules of `hot_set.py` and
 within the `device_memory.py`; `uvm/` chooses kernels for tables in host memory. `hot_batches/` puts
-samples all of whose rows are cached together.
+samples all of whose rows are cached together; `hot_notices.py` says why there are none.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,6 @@ import numpy as np
 
 from recd_plugins.api import (
     Context,
-    DataError,
-    Missed,
     Notice,
     RegistryError,
     Topology,
@@ -43,6 +40,7 @@ from recd_scars.cached_rows import cached_rows, sample_bytes
 from recd_scars.config import ScarsConfig
 from recd_scars.device_memory import DeviceMemory
 from recd_scars.home import check_home, seen_from
+from recd_scars.hot_notices import HotNotices
 from recd_scars.uvm.serving_kernels import ServingKernels
 
 if TYPE_CHECKING:
@@ -51,14 +49,11 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.api.batch import Batch, OwnBatches
-    from recd_scars.hot_batches import YieldedCounts
 
 __all__ = ["ScarsPlanner", "build_scars", "memory_of_hot_rows"]
 
 FROM_BYTES = 1 << 26
 """A plan mentions the memory for finding hot samples from so many bytes on."""
-TRIED = 10
-"""Windows without a hot batch after which a notice reports that there is none."""
 
 
 class ScarsPlanner(TierPlanner, OrdersBatches):
@@ -100,10 +95,8 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         self._on: Cluster | None = None
         self._memory: DeviceMemory | None = None
         """The memory that it was planned for, on rank 0."""
-        self._yielded: list[YieldedCounts] = []
-        """What each loader of `order` has yielded since the last plan."""
-        self._unmarked = ""
-        """Why no batch of the last plan's could be marked as hot, on rank 0; "" if they could."""
+        more_rows = "`sharding.budget_gb`" if policy else "`size: budget`, `budget_gb`"
+        self._hot = HotNotices(config, more_rows=more_rows)
         self.served: ServingKernels | None = None
         """How the last plan's tables are served from host memory, on rank 0."""
 
@@ -240,8 +233,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         check_home(self._config.home, self.context.device)
         self._every, self.group = model_tables(model), group
-        for one in self._yielded:
-            one.begin()
+        self._hot.begin()
         plan = super().plan(model, topology, group)
         self._apart = self._looked_up_apart(plan)
         return plan
@@ -249,7 +241,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         check_home(self._config.home, topology.device or self.context.device)
         self.served, self._every, self._apart = None, model_tables(model), frozenset()
-        self._unmarked = self._why_unmarked()
+        self._hot.look_at_first(self.context)
         plan = super().propose(model, topology, world_size)
         self._apart = self._looked_up_apart(plan)
         return plan
@@ -319,7 +311,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             window=self._config.window,
             own=own,
         )
-        self._yielded.append(ordered.yielded)
+        self._hot.yielded.append(ordered.yielded)
         return ordered
 
     def hot_to_come(self, batches: Sequence[Batch], world_size: int) -> float | None:
@@ -345,63 +337,17 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         found = list(super().notices())
         if self.served is not None:  # without a replica too, it has chosen the tables' kernels
             found = [one for one in found if one.what != f"{self.slot}: {self.name}"]
+        plans = self._table_plans
         # Where nothing is planned, a notice of the policy alone may say so.
         named = any(one.what.startswith(f"{self.slot}: ") for one in found)
+        sized = (plans or not named) and self.num_profile_batches != 0
         return [
             *found,
-            *self._without_copies(named=named),
-            *self._left_to_others(),
-            *self._cannot_be_marked(),
+            *self._hot.without_copies(plans, sized=bool(sized)),
+            *self._hot.left_to_others(plans, self.features_of),
+            *self._hot.cannot_be_marked(plans),
             *self._adds_nothing(),
         ]
-
-    def _without_copies(self, *, named: bool) -> Iterator[Notice]:
-        """A notice of hot batches without any row on every rank; `named` says whether another
-        notice is about this planner, which then has planned nothing."""
-        sized = (self._table_plans or not named) and self.num_profile_batches != 0
-        if self._config.hot_batches and sized and not self._has_copies:
-            yield Unused(
-                what="cache: hot_batches",
-                why="no row has a copy on every rank, so no batch can be hot",
-                cure="Set `cache.hot_batches: false`, or give the cache more rows: "
-                + ("`sharding.budget_gb`." if self._policy else "`size: budget`, `budget_gb`."),
-            )
-
-    def _left_to_others(self) -> Iterator[Notice]:
-        """A notice of tables beside the cached ones that keep samples out of hot batches."""
-        left = sorted(self.features_of.keys() - self._table_plans.keys())
-        if self._config.hot_batches and left and self._has_copies:
-            yield Missed(
-                what="cache: hot_batches",
-                why=f"the plan leaves {', '.join(left)} to others, so no sample that looks up a "
-                "row there can be in a hot batch",
-                cure="stack.explain() says why it is left. Have it planned: constraints allow that "
-                "by `sharding_types: [row_wise, table_wise]`; or set `cache.hot_batches: false`.",
-            )
-
-    def _why_unmarked(self) -> str:
-        """Why the trainer's first batch could not be marked as hot, by the `features` that the plan
-        was given; "" if it could be."""
-        if not (self._config.hot_batches and self.context.features and self.context.batches):
-            return ""
-        from recd_plugins.api.batch import OwnBatches
-        from recd_scars.hot_batches.batch_window import check_marks
-
-        for batch in islice(self.context.batches(), 1):  # which a look has read already
-            try:
-                check_marks(batch, OwnBatches(features=self.context.features))
-            except DataError as error:
-                return str(error)
-        return ""
-
-    def _cannot_be_marked(self) -> Iterator[Notice]:
-        """A notice of batches that do not hold what `features` makes of them, which `stack.order`
-        refuses."""
-        if self._unmarked and self._has_copies:
-            why, _, cure = self._unmarked.partition(". ")
-            yield Unused(
-                what="cache: hot_batches", why=f"no batch can be marked as hot: {why}", cure=cure
-            )
 
     def _adds_nothing(self) -> Iterator[Notice]:
         """A notice of a cache that adds nothing to the policy's plan."""
@@ -417,65 +363,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             )
 
     def unordered(self) -> Iterable[Notice]:
-        if self._config.hot_batches and self._has_copies:
-            yield Unused(
-                what="cache: hot_batches",
-                why="the trainer's batches do not come from a loader that puts hot samples "
-                "together",
-                cure="Train with `stack.order(loader)`, or set `cache.hot_batches: false`.",
-            )
+        return self._hot.unordered(self._table_plans)
 
     def ordered_in_vain(self, trained: int) -> Iterable[Notice] | None:
-        if not self._yielded:
-            return ()
-        firsts = [one.first_hot for one in self._yielded if one.first_hot is not None]
-        never, ahead = sorted(self.never_hot), 2 * self._config.window
-        if firsts and not never:
-            return ()
-        if not firsts:
-            return self._none_was_hot()
-        # Pipelines and loaders read ahead, though not by windows: enough batches after a hot one
-        # show that it has come to the model. A trainer that keeps batches may have them all before
-        # it trains on the first, so as many steps must have been made too.
-        since = sum(one.since_hot for one in self._yielded)
-        if since < ahead or trained < min(firsts) + ahead:
-            return None
-        kind = Missed if self.tier_plan and set(never) < set(self.tier_plan.tables) else Unused
-        return [
-            kind(
-                what="cache: hot_batches",
-                why="the model reads the ids of its batch itself and makes a KeyedJaggedTensor of "
-                f"them, so hot batches are looked up like any others in {', '.join(never)}",
-                cure="Pass the batch's own KeyedJaggedTensor to the collection, or set "
-                "`cache.hot_batches: false`.",
-            )
-        ]
-
-    def _none_was_hot(self) -> Iterable[Notice] | None:
-        """The notice that no batch was hot, once enough windows were read while rows had copies;
-        None before."""
-        if not self._has_copies:
-            for one in self._yielded:
-                one.begin()  # rows may still be given copies
-            return None
-        window, count = self._config.window, sum(one.every for one in self._yielded)
-        if count < TRIED * window:
-            return None
-        more = "`sharding.budget_gb`" if self._policy else "`size: budget`, `budget_gb`"
-        return [
-            Unused(
-                what="cache: hot_batches",
-                why=f"none of the first {count} batches was hot: among every {window} of a rank, "
-                "some rank had no batch of samples all of whose rows have copies",
-                cure=f"Set `cache.hot_batches: false`, which leaves batches in the loader's order; "
-                f"or give the cache more rows, {more}, or a larger `cache.window`.",
-            )
-        ]
-
-    @property
-    def _has_copies(self) -> bool:
-        """Whether the last plan has any row on every rank."""
-        return any(len(one.replicated) for one in self._table_plans.values())
+        return self._hot.in_vain(self._table_plans, self.never_hot, trained)
 
     @property
     def _table_plans(self) -> Mapping[str, TablePlan]:
