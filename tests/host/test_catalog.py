@@ -341,7 +341,7 @@ def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:
         ),
         (
             "raise KeyboardInterrupt\n",
-            "raised KeyboardInterrupt on import:  (broken_plugin/__init__.py:16).",
+            "raised KeyboardInterrupt on import (broken_plugin/__init__.py:16).",
         ),
         (
             "class Odd(BaseException): ...\nraise Odd('x')\n",

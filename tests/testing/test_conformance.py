@@ -20,10 +20,11 @@ from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.hooks.catalog import Catalog
-from recd_plugins.slots import SLOTS, Record, StatsRecord
+from recd_plugins.slots import SLOTS, Context, Record, StatsRecord
 from recd_plugins.testing import contracts
 from recd_plugins.testing.batches import random_table
 from recd_plugins.testing.conformance import check_record
+from recd_plugins.testing.contracts.subject import ContractBroken, Subject
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
 
@@ -163,3 +164,11 @@ NEEDED: dict[str, Callable[[Path], dict[str, Any]]] = {
     },
 }
 """By record: the options that it cannot do without, or that make it small."""
+
+
+def test_a_rule_that_ends_in_the_message_of_another_error_has_one_full_stop() -> None:
+    subject = Subject(
+        record=record(StatsRecord, Silent), config=Config(), context=Context(), folder=Path()
+    )
+    with pytest.raises(ContractBroken, match=r"failed: no room\. Correct it\.$"):
+        subject.hold(False, "its plan failed: no room.\n", "Correct it.")

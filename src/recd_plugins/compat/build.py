@@ -127,7 +127,8 @@ def missing_library(error: BaseException | None) -> str | None:
 def not_loaded(error: BaseException) -> str:
     """The message of a failed import, with the name of a missing library."""
     missing = missing_library(error) or ""
-    return str(error) if missing in str(error) else f"{error}: there is no {missing}"
+    what = str(error)
+    return what if missing in what else ": ".join(filter(None, [what, f"there is no {missing}"]))
 
 
 def _for_cpu(build: Build) -> str:

@@ -128,8 +128,9 @@ def _is_path(name: str) -> bool:
 
 
 def _broken(name: str, error: BaseException) -> PluginError:
+    what = not_loaded(error).strip().rstrip(".")
     return PluginError(
-        f"plugin {name!r} raised {type(error).__name__} on import: {not_loaded(error)}"
+        f"plugin {name!r} raised {type(error).__name__} on import{f': {what}' if what else ''}"
         f"{line_on_import(error)}. {_cure_of_import(error)}Run recd with --debug for its traceback."
     )
 

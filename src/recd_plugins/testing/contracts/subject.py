@@ -54,4 +54,5 @@ class Subject:
         """Raise `ContractBroken` if the rule is not kept, with who breaks it and how to fix it."""
         __tracebackhide__ = True
         if not kept:
+            rule = rule.rstrip().rstrip(".")  # it may end in another error's message
             raise ContractBroken(f"{self.record.slot} {self.record.name!r}: {rule}. {fix}")
