@@ -27,6 +27,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.storage.uri import Location, Stat, Uri
 
 __all__ = [
+    "check_has_files",
     "each_once",
     "files_that_match",
     "found_files",
@@ -145,14 +146,20 @@ def without_folders(files: Iterable[Path]) -> list[Path]:
     it, which has the name of a table or of a file of one, and no rows."""
     found = []
     for file in files:
-        if not file.is_dir():
+        if file.is_dir():
+            check_has_files(file)
+        else:
             found.append(file)
-        elif not any(not is_hidden([one.name]) for one in file.rglob("*") if not one.is_dir()):
-            raise DataError(
-                f"{file}: is an empty folder by the name of a file, as a write that failed leaves. "
-                "Take it out, or write it again."
-            )
     return found
+
+
+def check_has_files(folder: Path) -> None:
+    """`DataError` for a folder by the name of a .parquet file without any file in it."""
+    if not any(not is_hidden([one.name]) for one in folder.rglob("*") if not one.is_dir()):
+        raise DataError(
+            f"{folder}: is an empty folder by the name of a file, as a write that failed leaves. "
+            "Take it out, or write it again."
+        )
 
 
 def _note_below(folder: Path) -> None:

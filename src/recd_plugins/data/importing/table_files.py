@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.data.files.footers import AT_ONCE
-from recd_plugins.data.files.found import each_once, files_that_match, note_links, without_folders
+from recd_plugins.data.files.found import check_has_files, each_once, files_that_match, note_links
 from recd_plugins.data.files.left_behind import check_none_left_behind
 from recd_plugins.data.files.logs import logs_below, snapshot_kind
 from recd_plugins.data.files.partitions import partitions_of, typed_partitions
@@ -199,10 +199,11 @@ def _inside(folder: Location, known: dict[Uri, Uri | None]) -> dict[Location, Fi
         known.update(logs_below(folder, stats))
     else:
         every = sorted(folder.rglob("*"))
-        parquet = (file for file in every if file.suffix == ".parquet")
-        without_folders(file for file in parquet if not is_hidden(file.relative_to(folder).parts))
-        files = [file for file in every if not file.is_dir()]
-        below.update({file: file.relative_to(folder).as_posix() for file in files})
+        for one in every:
+            if not one.is_dir():
+                below[one] = one.relative_to(folder).as_posix()
+            elif one.suffix == ".parquet" and not is_hidden(one.relative_to(folder).parts):
+                check_has_files(one)
         note_links(folder)
     shown_ = {file: name for file, name in below.items() if not is_hidden(name.split("/"))}
     shown_ = _without_notes(shown_)
