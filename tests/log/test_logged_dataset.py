@@ -64,6 +64,19 @@ def test_its_splits_are_the_rows_and_share_no_session(tmp_path, log, rows):
     assert json.loads((tmp_path / "logged" / "join.json").read_text())["samples"] == ROWS
 
 
+def test_progress_begins_before_the_log_yields_anything(tmp_path):
+    """As of one that waits for its broker."""
+    seen = []
+
+    def samples():
+        assert seen == [("joining requests and events", 0, None)]
+        yield SESSIONS.schema.arrow().empty_table()
+
+    config = LoggedConfig(schema=SESSIONS.schema)
+    config.write(tmp_path, samples(), JoinReport(samples=7), lambda *done: seen.append(done))
+    assert seen[-1] == ("joining requests and events", 7, None)
+
+
 def test_it_keeps_a_datasets_contract(log, tmp_path):
     options = {"schema": SESSIONS.schema}
     context = Context(folder=tmp_path / "data", neighbours={"log": log})

@@ -127,6 +127,7 @@ class LoggedConfig(Config):
             TableWriter(folder / "train", self.schema) as train,
             TableWriter(folder / "test", self.schema) as test,
         ):
+            progress("joining requests and events", 0, None)  # a log may not yield for minutes
             for each in samples:
                 train.write(self.of_split(each, "train"))
                 test.write(self.of_split(each, "test"))
