@@ -256,7 +256,7 @@ def test_a_check_reads_side_tables_and_a_key_is_there_once(
     path = folder / "registry.yaml"
     path.write_text(json.dumps(registry))
     run = CliRunner().invoke(app, ["data", "check", str(path), "--json"])
-    assert json.loads(run.stdout)["join[0]"] == {"rows": 96, "problems": []}
+    assert json.loads(run.stdout)["join[0]"] == {"rows": 96, "repeated": 0, "problems": []}
     twice = pa.concat_tables([side(np.arange(USERS)), side(np.array([77]))])
     pq.write_table(twice, folder / "sorted_beta.parquet")
     run = CliRunner().invoke(app, ["data", "check", str(path), "--json"])

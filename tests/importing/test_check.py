@@ -195,8 +195,10 @@ def test_files_that_differ_are_named_with_their_columns(tmp_path: Path) -> None:
 def test_a_file_of_another_format_is_named_alone(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
-    for name in ("b.parquet", "c.parquet", "d.parquet"):
-        write(folder / name, clicks())
+    for number, name in enumerate(("b.parquet", "c.parquet", "d.parquet")):
+        rows = clicks()
+        rows = rows.append_column("day", pa.array([number] * len(rows)))
+        write(folder / name, rows)
     text(folder / "a.txt", "Clicks of May.\n")
     schema = "{session_id: null, timestamp: null, label: clicked, sparse: [{name: brand, " + (
         "num_ids: 90, ids: hash}]}"
@@ -207,6 +209,18 @@ def test_a_file_of_another_format_is_named_alone(tmp_path: Path) -> None:
         assert "logs: 1,200 rows, 1 problem" in result.stdout
         assert "a.txt: is text separated by" in result.stdout
         assert "b.parquet is Parquet. Take it out of the table" in result.stdout
+
+
+def test_clicks_alone_lack_a_label_which_negatives_make(tmp_path: Path) -> None:
+    path = text(tmp_path / "c.csv", "item_id\n1\n2\n3\n")
+    schema = "{session_id: null, timestamp: null, label: label, sparse: [{name: item_id, " + (
+        "num_ids: 9}]}"
+    )
+    result = checked(tmp_path, path, schema=schema)
+    assert result.exit_code == 1
+    assert "column 'label' is not there, but the schema names it. Known: item_id. Or, if each " + (
+        "row is a click, `recd data import --negatives 4` makes it."
+    ) in " ".join(result.stdout.split())
 
 
 def test_a_label_of_texts_is_to_be_numbers(tmp_path: Path) -> None:

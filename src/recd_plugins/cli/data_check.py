@@ -57,6 +57,9 @@ SchemaFile = Annotated[
     ),
 ]
 
+REPORTED = 0.01
+"""The share of rows that repeat another one from which it is reported."""
+
 
 def check(
     paths: Checkables,
@@ -70,6 +73,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Read all rows once and list all problems, each with its cure; exit code 1 if there are any.
+
+    It says, by a sample, how many rows are there more than once: a problem only if all are.
 
     It checks for files that cannot be read or differ, columns that are missing, double or of
     another type, nulls and NaN, labels, times, ids out of range and vocabularies of other data.
@@ -88,6 +93,7 @@ def check(
         values: dict[str, Any] = {
             name: {
                 "rows": one.rows,
+                "repeated": round(one.repeated, 4),
                 "problems": [dataclasses.asdict(problem) for problem in one.problems],
             }
             for name, one in checked.items()
@@ -95,11 +101,21 @@ def check(
         print(json.dumps(values))
     else:
         for name, one in checked.items():
-            print(f"{name}: {so_many(one.rows, 'row')}, {_counted(len(one.problems))}")
+            what = f"{so_many(one.rows, 'row')}, {_counted(len(one.problems))}"
+            print(f"{name}: {what}{_repeated(one.repeated)}")
             for number, problem in enumerate(one.problems, 1):
                 print(f"  {number}. {on_one_line(str(problem))}")
     if any(problems.values()):
         raise typer.Exit(1)
+
+
+def _repeated(share: float) -> str:
+    """What to say of rows that are there before; few are no news in any log."""
+    return (
+        f"; about {share:.0%} of the rows repeat another in all columns read"
+        if share >= REPORTED
+        else ""
+    )
 
 
 def _counted(problems: int) -> str:

@@ -39,7 +39,7 @@ from recd_plugins.storage.whole_file import write_whole
 if TYPE_CHECKING:
     from recd_plugins.data.schema import Schema
 
-__all__ = ["Selection", "kept_rows", "known_of"]
+__all__ = ["Selection", "kept_rows", "known_of", "mixed"]
 
 THREADS = 8
 Mask = npt.NDArray[np.bool_]
@@ -144,7 +144,7 @@ class Selection:
             )
         sessions = column.combine_chunks().to_numpy().astype(np.int64)
         below = min(int(self.sessions_share * 2**64), 2**64 - 1)
-        taken = np.asarray(_mixed(sessions.view(np.uint64)) < np.uint64(below))
+        taken = np.asarray(mixed(sessions.view(np.uint64)) < np.uint64(below))
         if kept is None:
             return taken
         kept[~kept] = taken
@@ -264,7 +264,7 @@ def _remember(file: Path | None, counts: Sequence[int]) -> None:
         write_whole(file, json.dumps(list(counts)))
 
 
-def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """fmix64, MurmurHash3's finalizer: each bit of a number changes half of the others."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         numbers = (numbers ^ (numbers >> np.uint64(33))) * np.uint64(factor)

@@ -18,6 +18,7 @@ from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN, counted, load_vocabulary
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.checking.alike_files import types_in
+from recd_plugins.data.importing.checking.repeated_rows import Prints, RepeatedRows
 from recd_plugins.data.importing.checking.table_problems import CheckResult
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_problem, wider
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
@@ -57,6 +58,7 @@ class RowCheck:
         """The features whose vocabularies an import would make."""
         self._read_as = read_as
         self._columns: dict[str, _Column] = {}
+        self._repeated: RepeatedRows | None = None
         self._misfits: set[str] = set()
         self._first_equal: dict[str, str] | None = None
         self._wrong: set[str] = set()
@@ -88,6 +90,10 @@ class RowCheck:
                         "Other files have it: if it was added later or removed, `absent` of the "
                         f"dataset, or `--absent {name}`, takes nulls for it."
                     )
+                elif name not in file.columns and name in self._schema.conformed.label_names:
+                    cure += (
+                        " Or, if each row is a click, `recd data import --negatives 4` makes it."
+                    )
                 if typed or name not in file.columns:
                     self._found.add(file.path, name, what, cure)
             self._wrong.add(name)
@@ -104,6 +110,7 @@ class RowCheck:
     ) -> None:
         """Look at all rows of the files; if one file cannot be read, the others still are."""
         total, before = num_bytes(files), 0
+        self._repeated = RepeatedRows(len(columns))
         for file in files:
 
             def shown(what: str, done: int, of: int | None, before: int = before) -> None:
@@ -144,7 +151,16 @@ class RowCheck:
                 read_as = read_as.having(name, kind)
         skip = {one.column for one in misfits}
         columns = {} if self._schema is None else self._look_at_columns(rows, block, skip)
-        return _Look(rows.num_rows, columns, misfits, _first_equal(rows, names))
+        assert self._repeated is not None
+        prints = self._repeated.drawn(rows, self._differing(names))
+        return _Look(rows.num_rows, columns, misfits, _first_equal(rows, names), prints)
+
+    def _differing(self, names: Sequence[str]) -> list[str]:
+        """The columns, those first by which rows differ most."""
+        if self._schema is None:
+            return list(names)
+        most = (self._schema.timestamp, *self._schema.session_columns)
+        return sorted(names, key=lambda name: name not in most)
 
     def _look_at_columns(self, rows: pa.Table, block: Block, skip: set[str]) -> dict[str, _Column]:
         assert self._schema is not None
@@ -190,6 +206,8 @@ class RowCheck:
 
     def _add(self, look: _Look) -> None:
         self._found.rows += look.rows
+        if self._repeated is not None:
+            self._repeated.add(look.prints)
         for name, one in look.columns.items():
             self._columns.setdefault(name, _Column()).merge(one)
         before = look.first_equal if self._first_equal is None else self._first_equal
@@ -210,6 +228,8 @@ class RowCheck:
             self._found.add(where, None, "holds no rows", "Take it out, or write it again.")
         for name, one in self._columns.items():
             self._conclude_column(name, one, where)
+        if self._repeated is not None:
+            self._conclude_repeated(self._repeated, where)
         firsts = self._first_equal or {}
         for name, first in firsts.items() if self._found.rows > 1 else ():
             if name != first:
@@ -219,6 +239,16 @@ class RowCheck:
                     f"equals column {first!r} in every row",
                     "One of them adds nothing: take it out of the schema.",
                 )
+
+    def _conclude_repeated(self, rows: RepeatedRows, where: Location) -> None:
+        self._found.repeated = rows.share()
+        if (times := rows.times()) > 1:
+            self._found.add(
+                where,
+                None,
+                f"each row is there {times} times, in this file or in all of them together",
+                "Take out what was written more than once.",
+            )
 
     def _conclude_column(self, name: str, one: _Column, where: Location) -> None:
         assert self._schema is not None
@@ -290,6 +320,7 @@ class _Look:
     misfits: list[Misfit]
     first_equal: dict[str, str]
     """By column, the first one that equals it in all of its rows, which may be itself."""
+    prints: Prints
 
 
 @dataclass

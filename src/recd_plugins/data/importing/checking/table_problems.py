@@ -29,6 +29,8 @@ class CheckResult:
 
     rows: int = 0
     problems: list[TableProblem] = field(default_factory=list)
+    repeated: float = 0.0
+    """The share of rows, by a sample, that are there before in all that was looked at."""
 
     def add(self, where: object, column: str | None, what: str, cure: str) -> None:
         self.problems.append(TableProblem(where=str(where), column=column, what=what, cure=cure))
