@@ -15,6 +15,7 @@ A run's way, with each step's file on the right.
                             leaves in the folder what the run is made of     run_provenance
     Loop                    trains each step, and evaluates                  loop
                               callbacks are called, with a Training          run_callbacks, training
+                              a first batch that all ranks have is noticed   same_batches
                               replicas move to the rows that are hot         retiering
                               metrics are printed and written                run_report
                               ranks agree to stop after the same step        stop_signal

@@ -42,6 +42,7 @@ from recd_plugins.trainer.measure.step_profiler import StepProfiler
 from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.run_callbacks import Callbacks
 from recd_plugins.trainer.run_report import RunReport, defined
+from recd_plugins.trainer.same_batches import notice_same_batch
 from recd_plugins.trainer.stop_signal import Stopped, StopSignal
 from recd_plugins.trainer.training import Training
 from recd_plugins.trainer.watchdog import Watchdog
@@ -141,6 +142,7 @@ class Loop:
         self._losses = FiniteLosses(job.device)
         self._inputs = FiniteInputs(job.device, lacking=bool(stack.schema.without_target))
         self._start = start
+        self._device = job.device
         self._period = last_period(positions.state) if start and stack.periods else None
         """The period of the latest batch, where data grow."""
         self._watchdog = watchdog
@@ -346,6 +348,8 @@ class Loop:
         training.outputs = tuple(output.detach() for output in outputs)
         training.batch = self._ahead.popleft()
         training.step += 1
+        if number == self._start:
+            notice_same_batch(training.batch, self._stack.registry.one("reader").who, self._device)
         self._inputs.add(training.step, training.batch)
         self._losses.add(training.step, training.batch, training.outputs[0])
         self._call("after_step")
