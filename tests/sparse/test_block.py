@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.sparse.jagged import Jagged, slice_rows
-from recd_plugins.sparse.rows.pool import RowBlock, gather_blocks, join_blocks
+from recd_plugins.sparse.rows.blocks import RowBlock, gather_blocks, join_blocks
 from recd_plugins.testing.batches import to_lists
 
 Rows = list[list[int]]

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged, as_bits
-from recd_plugins.sparse.rows.pool import (
-    FEWEST_SLOTS,
-    Picked,
-    RowPool,
-    gather_blocks,
-    join_blocks,
-    join_picked,
-)
+from recd_plugins.sparse.rows.blocks import gather_blocks, join_blocks
+from recd_plugins.sparse.rows.pool import FEWEST_SLOTS, Picked, RowPool, join_picked
 from recd_plugins.sparse.rows.unique import hash_row
 from recd_plugins.sparse.rows.unique_samples import unique_samples
 

@@ -20,7 +20,8 @@ from recd_plugins.notices import hide_logs
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged
-from recd_plugins.sparse.rows.pool import Picked, gather_blocks, join_picked
+from recd_plugins.sparse.rows.blocks import gather_blocks
+from recd_plugins.sparse.rows.pool import Picked, join_picked
 from recd_plugins.sparse.rows.take import take_blocks
 from recd_plugins.sparse.rows.unique_samples import unique_samples
 from recd_plugins.storage.temporary_folder import temporary_folder

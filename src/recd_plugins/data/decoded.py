@@ -25,7 +25,7 @@ from recd_plugins.sparse.arrow import (
     vectors_from_arrow,
 )
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
-from recd_plugins.sparse.rows.pool import gather_blocks
+from recd_plugins.sparse.rows.blocks import gather_blocks
 
 __all__ = ["DecodedRows", "absent_rows", "batch_of", "decode_rows"]
 

@@ -37,7 +37,8 @@ from recd_plugins.data.reader.stripe_reader import StripeReader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
-from recd_plugins.sparse.rows.pool import Each, Picked, RowBlock, gather_blocks, join_blocks
+from recd_plugins.sparse.rows.blocks import Each, RowBlock, gather_blocks, join_blocks
+from recd_plugins.sparse.rows.pool import Picked
 from recd_plugins.sparse.rows.take import take_blocks
 
 __all__ = ["DECODING", "BatchReader"]
