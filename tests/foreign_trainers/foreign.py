@@ -157,14 +157,16 @@ def drawn(seed: int) -> Clicks:
     """A batch of 6 samples, of which 3 are unique in what repeats."""
     draw = torch.Generator().manual_seed(seed)
     size, unique = 6, 3
-    which = torch.randint(0, unique, (size,), generator=draw)
+    which = torch.randint(0, unique, (size,), generator=draw, device="cpu")
     keys = [*FEATURES, "shops"]
     rows: dict[str, list[Tensor]] = {}
     for key in keys:
         repeats = any(key in group for group in GROUPS)
         num_rows = ROWS[FEATURES.get(key, "shops")]
-        lengths = torch.randint(0, 4, (unique if repeats else size,), generator=draw).tolist()
-        own = [torch.randint(0, num_rows, (n,), generator=draw) for n in lengths]
+        lengths = torch.randint(
+            0, 4, (unique if repeats else size,), generator=draw, device="cpu"
+        ).tolist()
+        own = [torch.randint(0, num_rows, (n,), generator=draw, device="cpu") for n in lengths]
         rows[key] = [own[i] for i in which.tolist()] if repeats else own
     sparse = kjt({key: rows[key] for key in FEATURES})
     shops = kjt({"shops": rows["shops"]})
@@ -172,13 +174,13 @@ def drawn(seed: int) -> Clicks:
         keys=["shops"],
         values=shops.values(),
         lengths=shops.lengths(),
-        weights=0.5 + torch.rand(len(shops.values()), generator=draw),
+        weights=0.5 + torch.rand(len(shops.values()), generator=draw, device="cpu"),
     )
     return Clicks(
-        dense=torch.randn(size, 2, generator=draw),
+        dense=torch.randn(size, 2, generator=draw, device="cpu"),
         sparse=sparse,
         scored=scored,
-        clicked=torch.randint(0, 2, (size,), generator=draw).float(),
+        clicked=torch.randint(0, 2, (size,), generator=draw, device="cpu").float(),
     )
 
 
@@ -187,7 +189,7 @@ def kjt(rows: Mapping[str, list[Tensor]]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         keys=list(rows),
         values=torch.cat(every),
-        lengths=torch.tensor([len(row) for row in every], dtype=torch.int32),
+        lengths=torch.tensor([len(row) for row in every], dtype=torch.int32, device="cpu"),
     )
 
 

@@ -44,6 +44,14 @@ def strict() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+@contextlib.contextmanager
+def elsewhere() -> Iterator[None]:
+    """Tensors of which nobody says where are on another device than the trainer's, as after
+    `torch.set_default_device("cuda")`."""
+    with torch.device("meta"):
+        yield
+
+
 def trained(
     setting: Setting, side: Side, rounding: contextlib.AbstractContextManager[object] | None = None
 ) -> dict[str, Tensor]:
@@ -63,6 +71,6 @@ def trains_alike(setting: Setting) -> None:
     assert_alike(trained(setting, "registry"), *expected)
 
 
-@pytest.mark.parametrize("setting", [doubles, strict])
+@pytest.mark.parametrize("setting", [doubles, elsewhere, strict])
 def test_a_process_of_other_settings_trains_alike(gloo_pool: GlooPool, setting: Setting) -> None:
     gloo_pool.run(trains_alike, setting)

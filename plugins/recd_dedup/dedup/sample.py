@@ -264,7 +264,7 @@ def _joined_codes(parts: Sequence[Lists]) -> Tensor:
     for lists in parts:
         codes.append(torch.from_numpy(lists.codes) + before)
         before += len(lists.firsts)
-    return torch.cat(codes) if codes else torch.zeros(0, dtype=torch.int64)
+    return torch.cat(codes) if codes else torch.zeros(0, dtype=torch.int64, device="cpu")
 
 
 def _joined_lengths(parts: Sequence[Lists]) -> I64 | None:

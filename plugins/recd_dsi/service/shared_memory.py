@@ -128,7 +128,7 @@ class SharedReader:
             self._place = (first.pid, first.fd, first.lot)
         self._hold(first)
         # One call for all: each call gives up Python's lock, and must wait for it again.
-        whole = torch.empty(last.at + last.size - first.at, dtype=torch.uint8)
+        whole = torch.empty(last.at + last.size - first.at, dtype=torch.uint8, device="cpu")
         _read(self._fd, whole.numpy().data, FIRST + first.at % first.room)
         self._hold(first)
         begins = [place.at - first.at for place in places]

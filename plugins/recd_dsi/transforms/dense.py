@@ -211,7 +211,7 @@ class BucketizeConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        as_floats = torch.tensor(self.borders)
+        as_floats = torch.tensor(self.borders, device="cpu")
         if not self.borders or not bool((as_floats[1:] > as_floats[:-1]).all()):
             raise RegistryError(
                 f"must be numbers that ascend as float32, but is {list(self.borders)}.", "borders"
@@ -281,7 +281,7 @@ class Bucketize(nn.Module):
         self, borders: tuple[float, ...], suffix: str = "_bucket", keep: bool = True
     ) -> None:
         super().__init__()
-        self.borders = torch.tensor(borders)
+        self.borders = torch.tensor(borders, device="cpu")
         self.suffix, self.keep = suffix, keep
         self._cells = _grid(self.borders.numpy())
 
@@ -289,7 +289,7 @@ class Bucketize(nn.Module):
         """[B, W] int64 the bucket of each number; NaN is in the last one."""
         if not columns.is_cpu:
             return torch.bucketize(columns, borders)
-        made = torch.empty(columns.shape, dtype=torch.int64)
+        made = torch.empty(columns.shape, dtype=torch.int64, device="cpu")
         given = columns.contiguous().numpy().reshape(-1)
         _buckets(given, borders.numpy(), *self._cells, made.numpy().reshape(-1))
         return made

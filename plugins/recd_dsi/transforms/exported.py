@@ -49,7 +49,7 @@ def export(module: nn.Module, file: Path) -> None:
     dynamic = torch.export.Dim.DYNAMIC
     program = torch.export.export(
         module.eval(),
-        (torch.arange(7), torch.tensor([3, 0, 4])),
+        (torch.arange(7, device="cpu"), torch.tensor([3, 0, 4], device="cpu")),
         dynamic_shapes=({0: dynamic}, {0: dynamic}),
     )
     with whole_file(Path(file)) as part:

@@ -231,7 +231,7 @@ class MapId(IdWise):
     def of_ids(self, ids: Tensor) -> Tensor:
         if not ids.is_cpu:
             return self.by_search(ids.long())
-        made = torch.empty(ids.numel(), dtype=torch.int64)
+        made = torch.empty(ids.numel(), dtype=torch.int64, device="cpu")
         given = ids.long().contiguous().numpy()
         if self._dense:
             _look_up(given, self._array, np.int64(self.other), made.numpy())
@@ -373,7 +373,7 @@ class GetLocalHour(IdWise):
         times = ids.long()
         if not times.is_cpu:
             return self.by_search(times)
-        hours = torch.empty(times.numel(), dtype=torch.int64)
+        hours = torch.empty(times.numel(), dtype=torch.int64, device="cpu")
         _hours(
             times.contiguous().numpy(),
             np.int64(self._scale),

@@ -45,7 +45,7 @@ def places_in_rows(lengths: Tensor) -> Tensor:
 def lengths_kept(lengths: Tensor, kept: Tensor) -> Tensor:
     """[B] int64: how many ids each row keeps; `kept` [lengths.sum()] says which are kept."""
     if kept.is_cpu:
-        left = torch.empty(len(lengths), dtype=torch.int64)
+        left = torch.empty(len(lengths), dtype=torch.int64, device="cpu")
         _count(lengths.contiguous().numpy(), kept.numpy(), left.numpy())
         return left
     before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
@@ -155,7 +155,7 @@ class Sampling(InPlace):
         """[N] bool: which ids stay."""
         if not ids.is_cpu:
             return self.by_torch(ids, lengths)
-        kept = torch.empty(len(ids), dtype=torch.bool)
+        kept = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         _draw(
             ids.contiguous().numpy().view(np.uint64),
             lengths.contiguous().numpy(),

@@ -31,7 +31,7 @@ LOW = 2**31 - 1
 
 def key_of(salt: int) -> int:
     """fmix64(salt), as a signed number."""
-    return int(fmix64(torch.tensor([salt])))
+    return int(fmix64(torch.tensor([salt], device="cpu")))
 
 
 def fold(columns: Sequence[Tensor], key: int, modulo: int) -> Tensor:

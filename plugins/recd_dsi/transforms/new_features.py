@@ -408,7 +408,7 @@ def in_rows(rows: Rows, others: Rows) -> Tensor:
     """[rows.lengths.sum()] bool: whether each id is in the row of `others` for the same sample."""
     if not rows.ids.is_cpu:
         return in_rows_by_torch(rows, others)
-    found = torch.empty(len(rows.ids), dtype=torch.bool)
+    found = torch.empty(len(rows.ids), dtype=torch.bool, device="cpu")
     in_others(*rows.arrays(), *others.arrays(), found.numpy())
     return found
 

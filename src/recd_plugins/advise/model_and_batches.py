@@ -231,7 +231,7 @@ class ModelOfTrainer(ModelAndBatches):
         found = []
         for batch in self._batches[:PLACES]:
             features = self._kjt(batch)
-            each = torch.ones(features.stride())
+            each = torch.ones(features.stride(), device="cpu")
             found.append(Batch(dense=each[:, None], features=features, labels=each, weights=each))
         return found
 

@@ -121,11 +121,11 @@ class _Small(nn.Module):
         size = SAMPLES * len(keys)
         features = KeyedJaggedTensor(
             keys=keys,
-            values=torch.zeros(size, dtype=torch.long),
-            lengths=torch.ones(size, dtype=torch.long),
-            weights=torch.ones(size) if self._weighted else None,
+            values=torch.zeros(size, dtype=torch.long, device="cpu"),
+            lengths=torch.ones(size, dtype=torch.long, device="cpu"),
+            weights=torch.ones(size, device="cpu") if self._weighted else None,
         )
-        each = torch.ones(SAMPLES)
+        each = torch.ones(SAMPLES, device="cpu")
         return Batch(dense=each[:, None], features=features, labels=each, weights=each)
 
 

@@ -144,7 +144,9 @@ def _schedule(config: ScheduleConfig, rates: list[float]) -> tuple[Optimizer, LR
     scheduler."""
     import torch
 
-    groups = [{"params": [torch.nn.Parameter(torch.empty(0))], "lr": rate} for rate in rates]
+    groups = [
+        {"params": [torch.nn.Parameter(torch.empty(0, device="cpu"))], "lr": rate} for rate in rates
+    ]
     stand_in = torch.optim.SGD(groups, lr=1.0)
     if not config.scheduler:
         return stand_in, None

@@ -178,7 +178,7 @@ def _begin(
         counts = offsets[:: (len(offsets) - 1) // num_features].diff()
         ids = ids + one.first_rows.to(ids.dtype).repeat_interleave(counts, output_size=len(ids))
     one.swap(kernel)
-    bags = torch.arange(len(ids) + 1, dtype=ids.dtype)
+    bags = torch.arange(len(ids) + 1, dtype=ids.dtype, device="cpu")
     return args, {"indices": ids, "offsets": bags}
 
 

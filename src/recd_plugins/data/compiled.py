@@ -34,9 +34,9 @@ ROWS = 16_384
 
 def compile_kernels() -> None:
     """Call the kernels on a few samples, with the types that tables and KJTs have."""
-    lengths = torch.ones(4, dtype=torch.int32)
-    take_blocks([torch.ones(4)], np.arange(4), [2, 2])
-    for ids in (torch.arange(4, dtype=torch.int32), torch.arange(4)):
+    lengths = torch.ones(4, dtype=torch.int32, device="cpu")
+    take_blocks([torch.ones(4, device="cpu")], np.arange(4), [2, 2])
+    for ids in (torch.arange(4, dtype=torch.int32, device="cpu"), torch.arange(4, device="cpu")):
         columns = [[Jagged(ids, lengths)], [Jagged(ids, lengths)]]
         gather_blocks(columns, np.arange(4), [2, 2])
         picked = Picked.of(columns, np.arange(4))

@@ -50,9 +50,12 @@ def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str]) -> DecodedRo
     """Rows in place of those of a stripe that is left out: without ids, with weight 0."""
 
     def none(feature: SparseFeature) -> Jagged | WeightedJagged:
-        ids, lengths = torch.empty(0, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int32)
+        ids, lengths = (
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+            torch.zeros(num_rows, dtype=torch.int32, device="cpu"),
+        )
         if feature.scored:
-            return WeightedJagged(ids, lengths, torch.empty(0, dtype=torch.float32))
+            return WeightedJagged(ids, lengths, torch.empty(0, dtype=torch.float32, device="cpu"))
         return Jagged(ids, lengths)
 
     targets, zeros = len(schema.targets), partial(torch.zeros, dtype=torch.float32)
@@ -122,7 +125,7 @@ def decode_rows(
     labels = _floats(rows, schema.label_names, schema, where, first_row)
     for label in schema.targets:
         check_label(rows[label.name], label, Spot(where, label.name, chunk=first_row))
-    weights = torch.ones(rows.num_rows, dtype=torch.float32)
+    weights = torch.ones(rows.num_rows, dtype=torch.float32, device="cpu")
     if schema.sample_weight is not None:
         name = schema.sample_weight
         check_weight(rows[name], Spot(where, name, chunk=first_row))
@@ -189,5 +192,5 @@ def _jagged(
 def _columns(columns: Sequence[Tensor], num_rows: int) -> Tensor:
     """[num_rows, w] each, side by side."""
     if not columns:
-        return torch.empty(num_rows, 0, dtype=torch.float32)
+        return torch.empty(num_rows, 0, dtype=torch.float32, device="cpu")
     return torch.from_numpy(np.concatenate([column.numpy() for column in columns], axis=1))

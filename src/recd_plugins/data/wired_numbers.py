@@ -44,7 +44,7 @@ BYTES, WHOLE = 0, 1
 """The kinds of numbers: those whose bits are compared, and integers."""
 KINDS = {torch.int32: WHOLE, torch.int64: WHOLE}
 TYPES = {
-    kind: torch.empty(0, dtype=kind).numpy().dtype
+    kind: torch.empty(0, dtype=kind, device="cpu").numpy().dtype
     for kind in (
         *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -135,7 +135,9 @@ class Layout:
             raise ValueError(self._why(wrong, sides, len(source)))
         *found, (_, room, num_bytes, room_of_kept) = places.tolist()
         # Aligned as torch's own: with floats that lie otherwise, sums differ in their last bits.
-        blocks = [torch.empty(size, dtype=torch.uint8) for size in (room, room_of_kept)]
+        blocks = [
+            torch.empty(size, dtype=torch.uint8, device="cpu") for size in (room, room_of_kept)
+        ]
         memories = [source, *(block.numpy() for block in blocks)]
         numbers, at = [], 0
         for (_, wide, _, dimensions), (_, first, _, whose) in zip(

@@ -138,7 +138,7 @@ class DenseGradients(DefaultDataParallelWrapper):
         # Nodes may have different numbers of ranks, so that their launchers say different things;
         # and each machine may have another topology in the file that registry.yaml names.
         slower = w > 0 and cluster.crosses_once(self._dense_bytes, self._carried)
-        least = torch.tensor([w, -w, int(slower)])
+        least = torch.tensor([w, -w, int(slower)], device="cpu")
         dist.all_reduce(least, dist.ReduceOp.MIN, group)
         fewest, most, everywhere = least.tolist()
         if not fewest or fewest != -most:

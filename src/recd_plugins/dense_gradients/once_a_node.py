@@ -52,7 +52,9 @@ class OnceANode:
     ) -> None:
         """Every rank of `world`, which has all ranks, must make one, since it makes process groups.
         Gradients cross nodes as numbers of this `kind`, by default of their own type."""
-        ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
+        ranks = torch.tensor(dist.get_process_group_ranks(world), device="cpu").view(
+            -1, ranks_per_node
+        )
         self._world = world
         self._place = world.rank() % ranks_per_node
         self._ranks_per_node = ranks_per_node

@@ -227,7 +227,8 @@ def _numbers(pooling: nn.Module) -> dict[str, Tensor]:
     for path, part in pooling.named_modules():
         for name, value in vars(part).items():
             if name not in OF_MODULES and (type(value) is Tensor or isinstance(value, float)):
-                found[f"{path}.{name}"] = torch.as_tensor(value).detach().clone()
+                tensor = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
+                found[f"{path}.{name}"] = tensor.detach().clone()
     return found
 
 

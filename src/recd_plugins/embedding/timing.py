@@ -122,8 +122,12 @@ def seconds_of_pooling(
     device = lengths.device
     ours = _copy_of(pooling, device)
     draw = torch.Generator().manual_seed(0)
-    values = torch.randn(int(lengths.sum()), dim, generator=draw).to(device).requires_grad_()
-    query = torch.randn(inverse_lookup.numel(), dim, generator=draw).to(device)
+    values = (
+        torch.randn(int(lengths.sum()), dim, generator=draw, device="cpu")
+        .to(device)
+        .requires_grad_()
+    )
+    query = torch.randn(inverse_lookup.numel(), dim, generator=draw, device="cpu").to(device)
     every = expand_values(values.detach(), lengths, inverse_lookup).requires_grad_()
     lengths_of_all = lengths[inverse_lookup]
 

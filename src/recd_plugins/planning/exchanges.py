@@ -24,7 +24,7 @@ def exchange_as_measured(topology: Topology, group: ProcessGroup) -> str:
         return ""
     gather_unevenly()
     asked = int(bool(topology.both_ways))
-    most = torch.tensor([asked, -asked])
+    most = torch.tensor([asked, -asked], device="cpu")
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     some, all_but_none = most.tolist()
     if not some:

@@ -79,7 +79,7 @@ def measure_topology(
     world, timer = group.size(), Timer(group, device, rounds)
     known = topology or Topology()
     w = ranks_per_node(known, world)
-    ranks = torch.tensor(dist.get_process_group_ranks(group)).view(-1, w)
+    ranks = torch.tensor(dist.get_process_group_ranks(group), device="cpu").view(-1, w)
     node, across = (
         group if each.shape == (1, world) and world > 1 else own_group(each, group)
         for each in (ranks, ranks.T)

@@ -97,9 +97,11 @@ def float32_zeros(shape: int | tuple[int, ...], device: torch.device) -> Tensor:
 def _updating(device: torch.device) -> Callable[[], object]:
     """Rows looked up and stepped, each once. What the lookup takes of it is a tenth."""
     kernel = rows_kernel(TABLE_ROWS, ROW_BYTES // 4, device)
-    rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:UPDATED]
+    rows = torch.randperm(TABLE_ROWS, generator=torch.Generator().manual_seed(0), device="cpu")[
+        :UPDATED
+    ]
     offsets, gradients = (
-        torch.arange(UPDATED + 1),
+        torch.arange(UPDATED + 1, device="cpu"),
         float32_zeros((UPDATED, ROW_BYTES // 4), device) + 1,
     )
     return lambda: kernel(indices=rows, offsets=offsets).backward(gradients)
@@ -124,10 +126,10 @@ def _marking() -> Callable[[], object]:
     """The marks of rows that have replicas, of which a step touches every hundredth: those of this
     rank, which are packed for the ranks of its node; theirs, those of nodes and those of all, which
     it unpacks; the touched ones of these, and the place of each among its own."""
-    touched = torch.arange(0, MARKED, 100)
+    touched = torch.arange(0, MARKED, 100, device="cpu")
 
     def mark() -> None:
-        mine = torch.zeros(MARKED, dtype=torch.bool)
+        mine = torch.zeros(MARKED, dtype=torch.bool, device="cpu")
         mine[touched] = True
         packed = np.packbits(mine.numpy(), bitorder="little")
         for _ in range(3):
@@ -147,4 +149,4 @@ def _small_operations(ids: Tensor) -> None:
 
 def _draw(world: ProcessGroup, lookups: int, num_rows: int = TABLE_ROWS) -> Tensor:
     draw = torch.Generator().manual_seed(world.rank())
-    return torch.randint(0, num_rows, (lookups,), generator=draw)
+    return torch.randint(0, num_rows, (lookups,), generator=draw, device="cpu")

@@ -98,7 +98,7 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: JointWork = COUN
         number = do()
     except Exception as error:
         failure = error
-    status = torch.tensor([group.rank() + 1 if failure else 0, number])
+    status = torch.tensor([group.rank() + 1 if failure else 0, number], device="cpu")
     options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     work = gloo.allreduce([status], options)
@@ -179,7 +179,7 @@ class LeastOfRanks:
         import torch
         import torch.distributed as dist
 
-        numbers = torch.tensor(mine)
+        numbers = torch.tensor(mine, device="cpu")
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
         self._gloo.allreduce([numbers], options).wait(*([patience] if patience else []))

@@ -66,7 +66,10 @@ def jagged_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Jagged:
     if len(chunks) == 1:
         return chunks[0]
     if not chunks:
-        return Jagged(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32))
+        return Jagged(
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+            torch.empty(0, dtype=torch.int32, device="cpu"),
+        )
     values, lengths = zip(*chunks, strict=True)
     return Jagged(torch.cat(values), torch.cat(lengths))
 
@@ -95,7 +98,7 @@ def floats_from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> Tensor:
     parts = [torch.from_dlpack(chunk).float() for chunk in chunks if len(chunk)]
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def vectors_from_arrow(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Tensor:

@@ -58,7 +58,7 @@ EXPANDED = frozenset(
 
 
 def _own_names() -> frozenset[str]:
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
     names = dir(KeyedJaggedTensor(keys=[], values=none, lengths=none))
     return frozenset(name for name in names if name[:1] == "_" != name[1:2])
 

@@ -66,8 +66,8 @@ def slice_rows(features: KeyedJaggedTensor, start: int, stop: int) -> KeyedJagge
     """Rows [start, stop) of every feature, with one copy of their values and one of their
     weights."""
     keys, stride = features.keys(), features.stride()
-    firsts = torch.arange(len(keys))[:, None] * stride
-    bounds = features.offsets()[firsts + torch.tensor([[start, stop]])]
+    firsts = torch.arange(len(keys), device="cpu")[:, None] * stride
+    bounds = features.offsets()[firsts + torch.tensor([[start, stop]], device="cpu")]
     spans, weights = bounds.tolist(), features.weights_or_none()
 
     def sliced(numbers: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ class JoinedFeatures:
         offsets = [*accumulate(counts, initial=0)]
 
         def copied(numbers: Addresses) -> Tensor:
-            out = torch.empty(offsets[-1], dtype=numbers.tensors[0].dtype)
+            out = torch.empty(offsets[-1], dtype=numbers.tensors[0].dtype, device="cpu")
             where = (ids.starts, ids.one_id, ids.begins, rows, firsts, lengths)
             _copy(numbers.places, *where, as_bits(out).numpy())
             return out
@@ -157,7 +157,7 @@ class JoinedFeatures:
         for at, one in enumerate(self._unused):
             if one.numel() == size * len(self.keys):
                 return self._unused.pop(at)
-        return torch.ones(size * len(self.keys), dtype=self._held.tensors[0].dtype)
+        return torch.ones(size * len(self.keys), dtype=self._held.tensors[0].dtype, device="cpu")
 
 
 def _of_one_type(parts: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -34,21 +34,23 @@ def random_batch(schema: Schema, batch_size: int, *, seed: int, longest: int = 6
     """
     draw = torch.Generator().manual_seed(seed)
     keys = list(schema.sparse_names)
-    lengths = torch.randint(0, longest + 1, (len(keys), batch_size), generator=draw)
+    lengths = torch.randint(0, longest + 1, (len(keys), batch_size), generator=draw, device="cpu")
     values = [
-        torch.randint(0, feature.num_ids, (int(count.sum()),), generator=draw)
+        torch.randint(0, feature.num_ids, (int(count.sum()),), generator=draw, device="cpu")
         for feature, count in zip(schema.sparse, lengths, strict=True)
     ]
     return Batch(
-        dense=torch.randn(batch_size, schema.dense_width, generator=draw),
+        dense=torch.randn(batch_size, schema.dense_width, generator=draw, device="cpu"),
         features=KeyedJaggedTensor.from_lengths_sync(
             keys=keys,
-            values=torch.cat([*values, torch.empty(0, dtype=torch.int64)]),
+            values=torch.cat([*values, torch.empty(0, dtype=torch.int64, device="cpu")]),
             lengths=lengths.flatten(),
             weights=_scores(schema, values),
         ),
-        labels=torch.randint(0, 2, shape_of_labels(schema, batch_size), generator=draw).float(),
-        weights=torch.ones(batch_size),
+        labels=torch.randint(
+            0, 2, shape_of_labels(schema, batch_size), generator=draw, device="cpu"
+        ).float(),
+        weights=torch.ones(batch_size, device="cpu"),
     )
 
 
@@ -57,7 +59,7 @@ def _scores(schema: Schema, values: Sequence[Tensor]) -> Tensor | None:
     if not schema.weights_names:
         return None
     each = (
-        1 + (ids % 3).float() if feature.scored else torch.ones(len(ids))
+        1 + (ids % 3).float() if feature.scored else torch.ones(len(ids), device="cpu")
         for feature, ids in zip(schema.sparse, values, strict=True)
     )
     return torch.cat([*each])
@@ -93,7 +95,7 @@ def random_table(
 ) -> Table:
     """A table of random samples in sessions of three; the ids of feature `row` count its rows."""
     batch = random_batch(schema, num_rows, seed=seed)
-    numbers = torch.arange(num_rows)
+    numbers = torch.arange(num_rows, device="cpu")
     labels = batch.labels.reshape(num_rows, len(schema.label_names)).T.tolist()
     columns: dict[str, Any] = {**to_lists(batch.features)}
     columns |= zip(schema.label_names, labels, strict=True)
@@ -131,6 +133,6 @@ def from_lists(lists: Mapping[str, Sequence[Sequence[int]]]) -> KeyedJaggedTenso
     rows = [row for ids in lists.values() for row in ids]
     return KeyedJaggedTensor.from_lengths_sync(
         keys=list(lists),
-        values=torch.tensor([id_ for row in rows for id_ in row], dtype=torch.int64),
-        lengths=torch.tensor([len(row) for row in rows]),
+        values=torch.tensor([id_ for row in rows for id_ in row], dtype=torch.int64, device="cpu"),
+        lengths=torch.tensor([len(row) for row in rows], device="cpu"),
     )

@@ -101,7 +101,7 @@ def check_parity(
         bounds: Bounds
         if exact and reference is not None:
             right = train_on(pool, build_model, others, reference, optimizer)
-            bounds = {name: torch.zeros(()) for name in right.tensors()}
+            bounds = {name: torch.zeros((), device="cpu") for name in right.tensors()}
         else:
             right, bounds = reference_of(build_plain or build_model, others, optimizer=optimizer)
             if reference is not None:
@@ -156,7 +156,7 @@ def train_and_gather(
         sharded, dense_optimizer(list(parameters.values()), optimizer), device
     )
     mine = iter([arranged.convert(step[dist.get_rank()]) for step in batches])
-    losses = torch.tensor([pipeline.progress(mine)[0].item() for _ in batches])
+    losses = torch.tensor([pipeline.progress(mine)[0].item() for _ in batches], device="cpu")
     everyones = [torch.empty_like(losses) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, losses)
     return Trained.of(

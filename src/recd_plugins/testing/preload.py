@@ -21,6 +21,6 @@ from recd_plugins.sparse.rows.unique import unique_numbers
 
 __all__: list[str] = []
 
-unique_numbers(torch.arange(2))
+unique_numbers(torch.arange(2, device="cpu"))
 gc.collect()
 gc.freeze()

@@ -38,7 +38,7 @@ class TableOptimizer:
         self._settings = settings
         self._column_shards = column_shards
         columns = column_shards if settings.tables == "rowwise_adagrad" else table.shape[1]
-        self._state = torch.zeros(table.shape[0], columns)
+        self._state = torch.zeros(table.shape[0], columns, device="cpu")
 
     @torch.no_grad()
     def step(self) -> None:

@@ -78,7 +78,9 @@ class Rounding(EagerDispatchMode):
         super().__init__()
         # Drawn once: each operator takes its factors from a random place in it.
         draw = torch.Generator().manual_seed(seed)
-        self._sides = torch.randint(0, 2, (DRAWN,), generator=draw, dtype=torch.int8) * 2 - 1
+        self._sides = (
+            torch.randint(0, 2, (DRAWN,), generator=draw, dtype=torch.int8, device="cpu") * 2 - 1
+        )
         self._places = random.Random(seed)
         self._factors: dict[torch.dtype, Tensor] = {}
 
@@ -214,7 +216,7 @@ class BoundsOnDemand(Mapping[str, Tensor]):
         says whether this rank does."""
         if not self._on_ranks:
             return here
-        needed = torch.tensor(here, dtype=torch.int32)
+        needed = torch.tensor(here, dtype=torch.int32, device="cpu")
         dist.all_reduce(needed, dist.ReduceOp.MAX)
         return bool(needed)
 

@@ -49,7 +49,9 @@ class Trained:
                 full[table_name(name)] = gather_table(value)
             else:
                 dense[name] = value.detach().to("cpu", copy=True)
-        return cls(losses=torch.tensor(losses), tables=full, dense=dense, start=start or {})
+        return cls(
+            losses=torch.tensor(losses, device="cpu"), tables=full, dense=dense, start=start or {}
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything by which two trainings are compared, under the names used in messages."""
@@ -68,7 +70,7 @@ def gather_table(value: Tensor | ShardedTensor | DTensor) -> Tensor:
     mine = [([*offsets], part.detach().cpu()) for offsets, part in local_parts(value)]
     everyones: list[list[tuple[list[int], Tensor]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyones, mine)
-    full = torch.full(tuple(value.size()), torch.nan)
+    full = torch.full(tuple(value.size()), torch.nan, device="cpu")
     for shards in everyones:
         for offsets, part in shards:
             place = zip(offsets, part.shape, strict=True)

@@ -179,7 +179,9 @@ class Nodes:
                 "topology.ranks_per_node to a divisor of the world size, or start as many ranks "
                 "on each node (torchrun --nproc-per-node)."
             )
-        ranks = torch.tensor(dist.get_process_group_ranks(world)).view(-1, ranks_per_node)
+        ranks = torch.tensor(dist.get_process_group_ranks(world), device="cpu").view(
+            -1, ranks_per_node
+        )
         self.world = Peers(world)
         self.node = Peers(own_group(ranks, world))
         """The ranks of this node."""
@@ -247,7 +249,7 @@ class CollectiveSequence(Generic[T]):
 def in_flight(sequences: Iterable[Collectives[None]], most: int) -> Collectives[None]:
     """Run sequences, `most` at a time, and advance the oldest: in the same order on every rank."""
     under_way: deque[CollectiveSequence[None]] = deque()
-    nothing = torch.empty(0)
+    nothing = torch.empty(0, device="cpu")
 
     def advance_oldest() -> Collectives[None]:
         oldest = under_way.popleft()

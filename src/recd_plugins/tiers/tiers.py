@@ -93,7 +93,7 @@ class Tiers:
         self._reported_read = False
         self.met_hot = False
         """Whether any batch was a hot one."""
-        self.anchor = torch.empty(0, dtype=torch.float32, requires_grad=True)
+        self.anchor = torch.empty(0, dtype=torch.float32, requires_grad=True, device="cpu")
         """An input of each autograd function of the tiers. It requires a gradient, though none
         comes, so that backward gets to the tiers on every rank."""
         names = [feature.name for feature in self.features]

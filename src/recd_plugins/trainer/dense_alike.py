@@ -25,8 +25,12 @@ def check_dense_alike(model: nn.Module, dense: torch.optim.Optimizer, device: to
     named = dict(_plain(model, dense))
     if not named or dist.get_world_size() == 1:
         return
-    shares = torch.randn(PART, generator=torch.Generator().manual_seed(0), dtype=torch.double)
-    ours = torch.tensor([_numbers_of(one, shares) for one in named.values()], dtype=torch.double)
+    shares = torch.randn(
+        PART, generator=torch.Generator().manual_seed(0), dtype=torch.double, device="cpu"
+    )
+    ours = torch.tensor(
+        [_numbers_of(one, shares) for one in named.values()], dtype=torch.double, device="cpu"
+    )
     least, most = ours.to(device, copy=True), ours.to(device, copy=True)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(most, dist.ReduceOp.MAX)

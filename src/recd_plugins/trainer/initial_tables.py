@@ -104,7 +104,7 @@ def _shards(value: Tensor | ShardedTensor | DTensor) -> Iterator[tuple[Tensor, i
 def _draw(initialise: Initialise, shape: torch.Size, table: str, start: int, seed: int) -> Tensor:
     """Rows [start, start + BLOCK) of a table, as they start."""
     text = f"{seed}/{table}/{start}".encode()
-    block = torch.empty(min(BLOCK, shape[0] - start), shape[1], dtype=torch.float32)
+    block = torch.empty(min(BLOCK, shape[0] - start), shape[1], dtype=torch.float32, device="cpu")
     own_seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
     if _takes_a_generator(initialise):
         initialise(block, generator=torch.Generator().manual_seed(own_seed))

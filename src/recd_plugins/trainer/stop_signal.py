@@ -45,7 +45,7 @@ class StopSignal:
         self.diverged = False
         """Whether a rank's loss was not finite."""
         self._group = dist.new_group(backend="gloo")
-        self._flag = torch.zeros(3)
+        self._flag = torch.zeros(3, device="cpu")
         self._work: dist.Work | None = None
         self._before = {number: signal.signal(number, self._ask) for number in stops_here()}
 
@@ -63,7 +63,9 @@ class StopSignal:
             self._work.wait()
             stop = bool(self._flag.any())
             self.by_callback, self.diverged = bool(self._flag[1]), bool(self._flag[2])
-        self._flag = torch.tensor([float(self._asked), float(by_callback), float(diverged)])
+        self._flag = torch.tensor(
+            [float(self._asked), float(by_callback), float(diverged)], device="cpu"
+        )
         self._work = dist.all_reduce(
             self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )
@@ -82,7 +84,7 @@ class StopSignal:
 
         Every rank must call it, as often as the others.
         """
-        flags = torch.tensor([float(self._asked), float(not there)])
+        flags = torch.tensor([float(self._asked), float(not there)], device="cpu")
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
         if flags[0]:
             raise Stopped

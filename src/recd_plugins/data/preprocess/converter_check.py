@@ -50,7 +50,9 @@ def check_samples(made: Any, given: Mapping[str, WeightedJagged], whose: str) ->
         sample = _first_that_differs(rows, back)
         if sample is None:
             continue
-        before, after = (_in_words(one.select(torch.tensor([sample]))) for one in (rows, back))
+        before, after = (
+            _in_words(one.select(torch.tensor([sample], device="cpu"))) for one in (rows, back)
+        )
         raise PluginError(
             f"{whose} changes samples: {key!r} of sample {sample} of a batch was {before}, and is "
             f"{after}. Let samples share a row only if they are equal in all features of their "

@@ -30,12 +30,14 @@ class DenseStep:
         before, after, made = step.before, step.after(), step.made_of_dense()
         self._made, self._part = made, step.dense_part
         self._taken = torch.tensor(
-            [place for name in step.takes for place in _places(before)[name]], dtype=torch.int64
+            [place for name in step.takes for place in _places(before)[name]],
+            dtype=torch.int64,
+            device="cpu",
         )
         behind = {name: [before.dense_width + n for n in at] for name, at in _places(made).items()}
         places = {**_places(before), **behind}
         order = [place for name in after.dense for place in places[name]]
-        self._order = torch.tensor(order, dtype=torch.int64)
+        self._order = torch.tensor(order, dtype=torch.int64, device="cpu")
         self._names = made.sparse_names
 
     def __call__(

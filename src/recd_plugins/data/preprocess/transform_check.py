@@ -80,7 +80,9 @@ def _select(features: KeyedJaggedTensor, rows: Tensor) -> KeyedJaggedTensor:
 
 def _half(rows: int) -> Tensor:
     """Half of so many rows, in an order without any symmetry that a transform may have, too."""
-    return torch.randperm(rows, generator=torch.Generator().manual_seed(0))[: rows // 2]
+    return torch.randperm(rows, generator=torch.Generator().manual_seed(0), device="cpu")[
+        : rows // 2
+    ]
 
 
 def _rows_that_differ(one: WeightedJagged, other: WeightedJagged) -> Tensor:
@@ -95,12 +97,12 @@ def _rows_that_differ(one: WeightedJagged, other: WeightedJagged) -> Tensor:
     if one.weights is not None and other.weights is not None:
         left, right = one.weights.float(), other.weights.float()
         ids |= ~torch.isclose(left, right, rtol=ROUNDING, atol=ROUNDING**2, equal_nan=True)
-    row = torch.repeat_interleave(torch.arange(len(one.lengths)), one.lengths)
+    row = torch.repeat_interleave(torch.arange(len(one.lengths), device="cpu"), one.lengths)
     differ[row[ids]] = True
     return differ
 
 
 def _ids(rows: WeightedJagged, row: int) -> str:
-    one = rows.select(torch.tensor([row]))
+    one = rows.select(torch.tensor([row], device="cpu"))
     shown, more = one.values[:8].tolist(), ", ..." if len(one.values) > 8 else ""
     return f"[{', '.join(map(str, shown))}{more}]"

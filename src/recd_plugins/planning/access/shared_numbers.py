@@ -98,7 +98,7 @@ def _write(held: Any, before: Any) -> None:
 
     if isinstance(held, torch.Tensor):
         with torch.no_grad():
-            held.copy_(torch.tensor(before))
+            held.copy_(torch.tensor(before, device="cpu"))
     elif isinstance(held, np.ndarray):
         held[...] = before
     elif hasattr(held, "value"):

@@ -50,7 +50,7 @@ def deduplicate(groups: Groups, rows: Mapping[str, WeightedJagged]) -> Deduplica
     measure_each(found.spans, counts, lengths)
 
     def gathered(column: int, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(int(found.spans.numels.sum()), dtype=dtype)
+        out = torch.empty(int(found.spans.numels.sum()), dtype=dtype, device="cpu")
         addresses = found.columns.every(len(every[0].columns()), column)
         gather_each(addresses, found.spans, counts, as_bits(out))
         return out
@@ -97,7 +97,7 @@ def _found(features: Sequence[Sequence[WeightedJagged]]) -> _Found:
     columns = [feature.columns() for feature in every]
     owners = np.repeat(np.arange(len(every)), [len(parts) for parts in columns])
     ends = list(accumulate((len(group) for group in features), initial=0))
-    lookups = torch.empty(len(features), every[0].lengths.numel(), dtype=torch.int64)
+    lookups = torch.empty(len(features), every[0].lengths.numel(), dtype=torch.int64, device="cpu")
     lengths = addresses_of_lengths([feature.lengths for feature in every])
     addresses = Addresses.of([column for parts in columns for column in parts])
     bounds = np.searchsorted(owners, ends)

@@ -173,5 +173,5 @@ def numbers_on(
 ) -> Tensor:
     """Numbers as an int64 tensor on a device, without waiting for the device: CUDA copies from
     pinned memory while the CPU goes on."""
-    made = torch.tensor(numbers, dtype=torch.int64)
+    made = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)

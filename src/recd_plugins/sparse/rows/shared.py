@@ -44,7 +44,7 @@ class SharedRows(NamedTuple):
         if feature.weights is None:
             return cls._overlapped(feature.values, feature.lengths, rows)
         pairs = torch.stack([column.long() for column in feature.columns()], dim=1).view(-1)
-        codes, firsts = unique_rows(pairs, torch.arange(0, pairs.numel() + 1, 2))
+        codes, firsts = unique_rows(pairs, torch.arange(0, pairs.numel() + 1, 2, device="cpu"))
         shared = cls._overlapped(codes, feature.lengths, rows)
         where = firsts[shared.values]
         return cls(feature.values[where], feature.weights[where], shared.spans)

@@ -85,7 +85,7 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
     """
     if values.is_cuda:
         return Unique(*unique_rows_on_device(values, offsets))
-    inverse_lookup = torch.empty(1, offsets.numel() - 1, dtype=torch.int64)
+    inverse_lookup = torch.empty(1, offsets.numel() - 1, dtype=torch.int64, device="cpu")
     columns = Addresses.of([values[int(offsets[0]) : int(offsets[-1])]])
     lengths = addresses_of_lengths([offsets.diff()])
     firsts, _ = refine_groups(columns, np.arange(2), lengths, np.zeros(1, np.int64), inverse_lookup)
@@ -95,7 +95,7 @@ def unique_rows(values: Tensor, offsets: Tensor) -> Unique:
 def unique_rows_of_parts(values: Tensor, offsets: Tensor, parts: Tensor) -> Unique:
     """The different rows of each part, on CPU: as in `unique_rows`, but rows of different `parts`
     [B] always differ. In one call for many small parts."""
-    inverse_lookup = torch.empty(1, parts.numel(), dtype=torch.int64)
+    inverse_lookup = torch.empty(1, parts.numel(), dtype=torch.int64, device="cpu")
     columns = Addresses.of([parts, values[int(offsets[0]) : int(offsets[-1])]])
     lengths = addresses_of_lengths([torch.ones_like(parts), offsets.diff()])
     bounds = np.array([0, 2])

@@ -42,7 +42,7 @@ def check_dedup(subject: Subject) -> None:
         separate = [key for key in schema.sparse_names if key in taken]
         rest = dataclasses.replace(batch, features=without(batch.features, separate))
         # As any reader hands them over, and as a reader does that has numbered the different rows.
-        beside = {name: torch.arange(len(batch)) // 3 for name in transform.asks}
+        beside = {name: torch.arange(len(batch), device="cpu") // 3 for name in transform.asks}
         joined = JoinedColumns(without(batch.features, rest.features.keys()), beside)
         for columns in (joined if beside else None, _pooled(batch, separate, beside)):
             converted = transform(batch if columns is None else rest, columns)
@@ -134,10 +134,12 @@ def _batch(schema: Schema, seed: int) -> Batch:
     drawn = to_lists(random_batch(schema, DRAWN, seed=seed).features)
     samples = [{key: rows[at] for key, rows in drawn.items()} for at in range(DRAWN)]
     samples = [*samples, *_nearly_equal(schema)] * 2
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(
+        len(samples), generator=torch.Generator().manual_seed(seed), device="cpu"
+    ).tolist()
     return Batch(
-        dense=torch.zeros(len(samples), schema.dense_width),
+        dense=torch.zeros(len(samples), schema.dense_width, device="cpu"),
         features=from_lists({key: [samples[at][key] for at in order] for key in drawn}),
-        labels=torch.zeros(len(samples)),
-        weights=torch.ones(len(samples)),
+        labels=torch.zeros(len(samples), device="cpu"),
+        weights=torch.ones(len(samples), device="cpu"),
     )

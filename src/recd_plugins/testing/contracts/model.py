@@ -48,7 +48,7 @@ def check_model(subject: Subject) -> None:
         )
     _forward(subject, model, random_batch(schema, BATCH, seed=1, longest=0))
     # Weight 0 marks a padding row: its content must not matter.
-    weights = torch.ones(BATCH)
+    weights = torch.ones(BATCH, device="cpu")
     weights[-1] = 0
     padded = [dataclasses.replace(batch, weights=weights, labels=batch.labels.clone())]
     padded.append(dataclasses.replace(padded[0], labels=batch.labels.clone()))

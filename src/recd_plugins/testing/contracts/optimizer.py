@@ -11,7 +11,10 @@ __all__ = ["check_optimizer"]
 
 def check_optimizer(subject: Subject) -> None:
     torch.manual_seed(subject.context.seed)
-    parameters = [torch.nn.Parameter(torch.randn(4, 3)), torch.nn.Parameter(torch.randn(3))]
+    parameters = [
+        torch.nn.Parameter(torch.randn(4, 3, device="cpu")),
+        torch.nn.Parameter(torch.randn(3, device="cpu")),
+    ]
     before = [parameter.detach().clone() for parameter in parameters]
     optimizer = subject.build()(parameters)
     subject.hold(

@@ -36,9 +36,9 @@ class _Rows(NamedTuple):
     def draw(cls, lengths: tuple[int, ...], seed: int) -> _Rows:
         generator = torch.Generator().manual_seed(seed)
         return cls(
-            values=torch.randn(sum(lengths), DIM, generator=generator),
-            lengths=torch.tensor(lengths, dtype=torch.int64),
-            query=torch.randn(len(lengths), DIM, generator=generator),
+            values=torch.randn(sum(lengths), DIM, generator=generator, device="cpu"),
+            lengths=torch.tensor(lengths, dtype=torch.int64, device="cpu"),
+            query=torch.randn(len(lengths), DIM, generator=generator, device="cpu"),
         )
 
     def take(self, rows: Tensor) -> _Rows:
@@ -101,7 +101,7 @@ def _check_independence(
 ) -> None:
     """Some rows, in another order and among other rows, give the same results as before."""
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(rows.lengths), generator=generator)
+    order = torch.randperm(len(rows.lengths), generator=generator, device="cpu")
     among = _Rows.draw((2, 9), seed + 100)
     for chosen in (order, order[:3], order[:1]):
         part = rows.take(chosen)
@@ -139,7 +139,7 @@ def _check_gradients(subject: Subject, module: nn.Module, rows: _Rows) -> None:
 
 def _check_sharing(subject: Subject, module: nn.Module, rows: _Rows) -> None:
     """Samples that share a row give the same results as samples with a row each."""
-    lookup = torch.tensor(LOOKUP)
+    lookup = torch.tensor(LOOKUP, device="cpu")
     samples = rows.take(lookup)._replace(query=_Rows.draw((1,) * len(LOOKUP), 9).query)
     if getattr(module, "needs_query", None) is False:
         other = _pool(subject, module, samples._replace(query=samples.query + 1))

@@ -85,7 +85,7 @@ def _check_dense(subject: Subject, transform: Any, schema: Schema) -> None:
             "it must be repeatable",
             "Seed it.",
         )
-        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed), device="cpu")
         for some in (order, order[:1]):
             part, made = run(batch.dense[some], _take(batch.features, some))
             expected = {key: [ids[row] for row in some.tolist()] for key, ids in rows.items()}
@@ -150,8 +150,8 @@ def _check_rows(
     """Each row's result is the same in any order, among fewer rows, and as a unique sample of an
     IKJT."""
     rows, draw = to_lists(transform(features)), torch.Generator().manual_seed(seed)
-    order = torch.randperm(ROWS, generator=draw)
-    repeated = torch.randint(0, ROWS // 2, (2 * ROWS,), generator=draw)
+    order = torch.randperm(ROWS, generator=draw, device="cpu")
+    repeated = torch.randint(0, ROWS // 2, (2 * ROWS,), generator=draw, device="cpu")
     for chosen in (order, order[:1], repeated):
         part = _take(features, chosen)
         expected = {key: [ids[row] for row in chosen.tolist()] for key, ids in rows.items()}

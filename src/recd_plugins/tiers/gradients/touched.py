@@ -85,7 +85,11 @@ def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collective
     """
     if not ids.is_cuda:
         mine = ids.unique()
-        counts = (yield nodes.across.all_gather(torch.tensor([len(mine)]))).flatten().tolist()
+        counts = (
+            (yield nodes.across.all_gather(torch.tensor([len(mine)], device="cpu")))
+            .flatten()
+            .tolist()
+        )
         most = max(counts)
         if NUMBER_BITS * most < size:
             sent = mine.new_zeros(most, dtype=torch.int32)
@@ -101,7 +105,7 @@ def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collective
 def _together(each: Sequence[Tensor]) -> TouchedByNode:
     """The rows that each node touched, which ascend."""
     rows = torch.cat(list(each)).unique()
-    by_node = torch.zeros(len(each), len(rows), dtype=torch.bool)
+    by_node = torch.zeros(len(each), len(rows), dtype=torch.bool, device="cpu")
     for touched, own in zip(by_node, each, strict=True):
         touched[torch.searchsorted(rows, own)] = True
     return TouchedByNode(rows.long(), by_node)

@@ -34,7 +34,7 @@ class InputIds:
         """The keys of the latest KJT."""
         self._order: list[int] = []
         """The index of each of the features among these keys."""
-        self._order_tensor = torch.empty(0, dtype=torch.int32)
+        self._order_tensor = torch.empty(0, dtype=torch.int32, device="cpu")
         """The same on the KJT's device."""
         self._reported_no_row = False
 

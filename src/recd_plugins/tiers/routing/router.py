@@ -190,7 +190,7 @@ class RankedBitmap:
         [0, size)."""
         self.count = 0
         num_words = size // ROWS + 1
-        self.words = torch.zeros(num_words, dtype=torch.int64)
+        self.words = torch.zeros(num_words, dtype=torch.int64, device="cpu")
         for some in rows:
             self.words.index_add_(0, some // ROWS, torch.ones_like(some) << (some % ROWS))
             self.count += len(some)

@@ -75,7 +75,11 @@ class SortedRouter:
     def _sorted(self, tier: Sequence[Tensor]) -> Tensor:
         """[n]: the rows of a tier in the space of rows, ascending."""
         rows = [one + start for one, start in zip(tier, self._starts, strict=False)]
-        return torch.cat(rows).sort().values if rows else torch.empty(0, dtype=torch.int64)
+        return (
+            torch.cat(rows).sort().values
+            if rows
+            else torch.empty(0, dtype=torch.int64, device="cpu")
+        )
 
 
 def _find(tier: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ def restored_random_state(
         return {}
     try:
         random = {
-            name: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+            name: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8, device="cpu")
             for name, text in mine["random"].items()
         }
         set_random_state(random, device)

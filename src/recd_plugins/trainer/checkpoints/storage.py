@@ -244,4 +244,6 @@ def alone(tensor: Tensor) -> Tensor:
         return tensor
     first = tensor.storage_offset() * tensor.element_size()
     own = storage[first : first + tensor.nbytes]
-    return torch.empty(0, dtype=tensor.dtype).set_(own, 0, tensor.size(), tensor.stride())
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
+        own, 0, tensor.size(), tensor.stride()
+    )

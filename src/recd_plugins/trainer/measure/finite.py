@@ -55,7 +55,7 @@ class FiniteLosses:
         self._batches.append((step, batch))
         finite, event = loss.isfinite(), None
         if self._lag:
-            finite = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(
+            finite = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu").copy_(
                 finite, non_blocking=True
             )
             event = torch.cuda.Event()
