@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import Topology as TorchRecs
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins as rp
@@ -58,6 +59,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "poolings": (of(LOADED(DEDUP).adapt, bags(), "net"), "`poolings` are a list: write ['net']."),
     "route": (of(LOADED(DEDUP).adapt, bags(), route="vb"), "no route 'vb'; did you mean 'vbe'?"),
     "topology": (of(planned, topology="local"), "`topology` is 'local' (str), where it must be a"),
+    "torchrec's": (
+        of(planned, topology=TorchRecs(world_size=2, compute_device="cpu")),
+        "This is TorchRec's: leave it out, and write its nodes and links into registry.yaml",
+    ),
+    "by place": (of(planned, topology=[KJT]), "name them: `stack.plan(model, batches=loader)`."),
     "group": (of(planned, process_group=3), "`process_group` is 3 (int), where it must be a"),
     "ranks": (of(LOADED(DEDUP).adapt, bags(), process_group=3), "`process_group` is 3 (int), "),
     "batches": (of(planned, batches=3), "`batches` is 3 (int), where it must be an iterable"),

@@ -143,6 +143,21 @@ def check_group(group: Any, whose: str) -> None:
         )
 
 
+def _in_place_of(topology: Any) -> str:
+    """What to write in place of what somebody passed as a topology: often TorchRec's, or a loader
+    that should have had its name."""
+    from torchrec.distributed.planner import Topology as TorchRecs
+
+    if isinstance(topology, TorchRecs):
+        return (
+            "This is TorchRec's: leave it out, and write its nodes and links into registry.yaml, "
+            "as `topology: {ranks_per_node: 8, inter_node_gbps: 100}`."
+        )
+    if isinstance(topology, str) or not hasattr(topology, "__iter__"):
+        return "Leave it out: registry.yaml names it (`topology:`)."
+    return "If these are batches, name them: `stack.plan(model, batches=loader)`."
+
+
 def check_plan_arguments(
     topology: Any, process_group: Any, batches: Any, features: Any, profile: Any, constraints: Any
 ) -> None:
@@ -152,8 +167,12 @@ def check_plan_arguments(
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.topology import Topology
 
+    if topology is not None and not isinstance(topology, Topology):
+        raise RegistryError(
+            f"stack.plan: `topology` is {with_type(topology)}, where it must be a Topology of "
+            f"recd_plugins.api. {_in_place_of(topology)}"
+        )
     for name, value, kinds, right in (
-        ("topology", topology, (Topology,), "a Topology: registry.yaml may name one (`topology:`)"),
         ("profile", profile, (Profile, Path, str), "a Profile, or the path of one"),
         ("constraints", constraints, (Mapping,), "a mapping from table to ParameterConstraints"),
     ):
