@@ -89,9 +89,9 @@ def test_classes_are_joined_until_they_have_had_enough() -> None:
     folds = _Folds(
         pairs=FoldCounts(rows=unused, folds=unused, lookups=unused, holding=unused, samples=unused),
         num_rows=6,
-        runs=unused,
+        bands=unused,
         counts=unused,
-        run=unused,
+        band=unused,
         starts=unused,
         size=unused,
         fold=unused,
