@@ -10,9 +10,11 @@ import hashlib
 import logging
 import os
 import sys
+import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TextIO
 
@@ -46,6 +48,7 @@ __all__ = [
     "hide_logs",
     "hide_other_warnings",
     "hide_warnings",
+    "noticed_if_long",
     "notices_as_lines",
 ]
 
@@ -55,6 +58,18 @@ NOTICE = "notice: "
 
 class NoticeWarning(UserWarning):
     """The category of the warnings on rank 0."""
+
+
+@contextmanager
+def noticed_if_long(seconds: float, message: str) -> Iterator[None]:
+    """Inside, a notice is given once it takes this long."""
+    notice = threading.Timer(seconds, warnings.warn, [message, NoticeWarning])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 def hide_other_warnings() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 import recd_plugins as rp
 from recd_plugins.api.training import WatchedBatches
 from recd_plugins.compat.pytorch import own_store
+from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning import together as together_module
 from recd_plugins.planning.together import from_rank_0, together
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.testing.batches import from_lists
@@ -132,3 +135,33 @@ def test_ranks_wait_for_one_that_hangs_as_long_as_in_the_groups_own_collectives(
     gloo_pool: GlooPool,
 ) -> None:
     assert gloo_pool.run(waited, world_size=2)[0]
+
+
+def planned_alone() -> tuple[list[str], str]:
+    """On the first of two ranks, which alone asks for a plan: its notices, and the error."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    notices, failure = [], ""
+    if dist.get_rank() == 0:
+        assert isinstance(group, ProcessGroup)
+        with (
+            warnings.catch_warnings(record=True) as given,
+            patch.object(together_module, "PATIENCE", timedelta(seconds=0.2)),
+        ):
+            warnings.simplefilter("always")
+            try:
+                rp.load({}).plan(pages(), process_group=group)
+            except CapabilityError as error:
+                failure = str(error)
+        notices = [str(one.message) for one in given if one.category is NoticeWarning]
+    dist.barrier()
+    return notices, failure
+
+
+def test_a_rank_that_plans_alone_says_so_and_what_to_do(gloo_pool: GlooPool) -> None:
+    (first, *more), failure = gloo_pool.run(planned_alone)[0]
+    begins, cure = "stack.plan: ", "call it on every rank, outside of `if rank == 0:`."
+    assert first.startswith(f"{begins}for 0.2 s rank 0 has waited in it")
+    assert first.endswith(cure)
+    assert not more
+    assert failure.startswith(f"{begins}rank 0 waited in it for the other ranks")
+    assert failure.endswith(cure)

@@ -19,7 +19,7 @@ from recd_plugins.errors import (
     RecdError,
     is_of_the_system,
 )
-from recd_plugins.notices import NoticeWarning
+from recd_plugins.notices import NoticeWarning, noticed_if_long
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,6 +28,7 @@ __all__ = [
     "LeastOfRanks",
     "agreed",
     "from_rank_0",
+    "meet",
     "on_every_rank",
     "planning_by",
     "ranks_where",
@@ -76,6 +77,32 @@ def planning_by(planner: str) -> JointWork:
         "all.",
         without="no rank trains without a plan",
     )
+
+
+def meet(group: ProcessGroup, call: str) -> None:
+    """Wait until all ranks of a group have come to a `call`, and say so where some are late."""
+    import torch
+    import torch.distributed as dist
+
+    if group.size() == 1:
+        return
+    seconds = PATIENCE.total_seconds()
+    alone = "call it on every rank, outside of `if rank == 0:`."
+    with noticed_if_long(
+        seconds,
+        f"{call}: for {seconds:g} s rank {group.rank()} has waited in it for the other ranks of "
+        f"its process group. If it is called on some of them alone, they never come: {alone}",
+    ):
+        here = torch.zeros(1, device="cpu")
+        try:
+            _own_gloo(group).allreduce([here], dist.AllreduceOptions()).wait()
+        except RuntimeError as error:  # the time is over, or one of them has ended
+            _OWN_GLOO.pop(group, None)
+            raise CapabilityError(
+                f"{call}: rank {group.rank()} waited in it for the other ranks of its process "
+                f"group, and not all came ({error}). A rank that failed prints why; if it was "
+                f"called on some of them alone, {alone}"
+            ) from error
 
 
 def together(group: ProcessGroup, do: Callable[[], int], doing: JointWork = COUNTING) -> int:

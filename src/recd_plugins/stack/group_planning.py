@@ -12,7 +12,7 @@ from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
-from recd_plugins.planning.together import planning_by, together
+from recd_plugins.planning.together import meet, planning_by, together
 from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.registry import Registry
@@ -83,6 +83,8 @@ class GroupPlanning:
         Where a plan has no place for all parts of feature groups that nobody named, their
         collections look up all samples.
         """
+
+        meet(group, "stack.plan")
 
         def checked() -> ShardingPlan:
             plan = self._planned(model, on, group, own)

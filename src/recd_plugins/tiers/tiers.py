@@ -6,10 +6,9 @@ into it, so from then on they are at home until the next batch.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from recd_plugins.compat.torchrec import (
     table_feature_names,
 )
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.notices import NoticeWarning
+from recd_plugins.notices import NoticeWarning, noticed_if_long
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
@@ -307,23 +306,16 @@ class Tiers:
         self._version = plan.version
 
 
-@contextmanager
-def _explains_waiting(rank: int) -> Iterator[None]:
+def _explains_waiting(rank: int) -> AbstractContextManager[None]:
     """Warn if it takes long until all ranks have exchanged the rows of replicas: other ranks may
     not come, and the process group would say so much later, and not why."""
-    message = (
+    return noticed_if_long(
+        LONG,
         f"tiers: for {LONG:g} s rank {rank} has exchanged the rows of replicas with the other "
         "ranks, as all do together when the state of model or optimizer is asked for, and in the "
         "first batch after that. If one of them asked alone, the others never come: call "
-        "state_dict() on every rank, and write on one."
+        "state_dict() on every rank, and write on one.",
     )
-    warning = threading.Timer(LONG, warnings.warn, [message, NoticeWarning])
-    warning.daemon = True
-    warning.start()
-    try:
-        yield
-    finally:
-        warning.cancel()
 
 
 class FlushingOptimizer(CombinedOptimizer):
