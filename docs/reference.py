@@ -373,7 +373,7 @@ def _members(kind: type, indent: str = "    ", *, all_of_them: bool = True) -> I
     is_value = dataclasses.is_dataclass(kind)
     docs = {} if is_value else attribute_docs(kind)
     for name, member in vars(kind).items():
-        if name in docs:
+        if name in docs and not name.startswith("_"):
             hint = inspect.get_annotations(kind)[name]
             yield f"{indent}- `{name}: {hint} = {member!r}`: {' '.join(docs[name].split())}"
         public = not name.startswith("_") or name in ("__call__", "__iter__", "__len__")

@@ -10,7 +10,6 @@ sharders, moves of the replicas.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import CapabilityError, DataError, called
@@ -19,7 +18,7 @@ from recd_plugins.planning.access.access_profile import profile_batches
 from recd_plugins.planning.answers import having_row_wise, may_be_row_wise, sharders_of
 from recd_plugins.planning.embedding_collections import fused_collections, with_plain_collections
 from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.planner_bases import HoldsRowWise, Proposes, Retiers
+from recd_plugins.planning.planner_bases import Proposes, Retiers
 from recd_plugins.planning.tier_plan import TierPlan
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.tiers.planner.chosen_sizes import check_tables, naming_whose
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
     from recd_plugins.planning.topology import Topology
-    from recd_plugins.slots import Context
     from recd_plugins.tiers.sharder import ShardedTiers
 
 __all__ = ["TierPlanner"]
@@ -41,28 +39,17 @@ __all__ = ["TierPlanner"]
 class TierPlanner(TierPolicy, Proposes, Retiers, GivesNotices):
     """Makes a tier plan and, with the planner that it stands in front of, TorchRec's plan."""
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        profile: Path | None,
-        profile_batches: int | None = None,
-        plan: Path | None = None,
-        others: HoldsRowWise | None = None,
-    ) -> None:
-        super().__init__(
-            context, profile=profile, profile_batches=profile_batches, plan=plan, others=others
-        )
-        self.every: frozenset[str] = frozenset()
-        """All tables of the model that was planned last, on rank 0."""
-        self.explanation = "No plan has been made yet."
-        self._proposal: TierProposal | None = None
-        """The last one; rank 0 alone makes any."""
-        self._has_planned = False
-        self._sharded: ShardedTiers | None = None
-        """The tiers of the last plan, once its sharders were asked for."""
-        self._every_sharded: list[ShardedTiers] = []
-        """The same of all plans that sharders were asked for."""
+    every: frozenset[str] = frozenset()
+    """All tables of the model that was planned last, on rank 0."""
+    explanation: str = "No plan has been made yet."
+    """Why the last plan is what it is, without the tables that it leaves."""
+    _proposal: TierProposal | None = None
+    """The last one; rank 0 alone makes any."""
+    _has_planned = False
+    _sharded: ShardedTiers | None = None
+    """The tiers of the last plan, once its sharders were asked for."""
+    _every_sharded: tuple[ShardedTiers, ...] = ()
+    """The same of all plans that sharders were asked for."""
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         """Rank 0's proposal, on every rank; or its error. Each rank counts its own batches."""
@@ -158,7 +145,7 @@ class TierPlanner(TierPolicy, Proposes, Retiers, GivesNotices):
 
             if self._sharded is None:
                 self._sharded = ShardedTiers(self.tier_plan)
-                self._every_sharded.append(self._sharded)
+                self._every_sharded += (self._sharded,)
             found = tier_sharders(self._sharded, found)
         return self.in_mapped_files(found, self.mapped) if self.mapped else found
 
