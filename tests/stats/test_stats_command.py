@@ -163,6 +163,16 @@ def test_a_bare_table_needs_neither_registry_nor_schema(
     assert {one.name for one in tmp_path.iterdir()} == {"t.parquet", "schema.yaml"}
 
 
+def test_a_bare_table_of_ids_alone_is_told_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"item_id": [[1, 2], [3]] * 400}), "t.parquet")
+    failed = CliRunner().invoke(app, ["data", "stats", "t.parquet"]).stderr
+    assert "t.parquet: beside ids it has no column of numbers" in failed
+    assert "among column item_id. Repetition is measured within sessions" in failed
+
+
 def test_mistakes_give_one_message(folder: Path) -> None:
     assert "nothing: there is no such table" in message(stats(table="nothing"))
     assert "registry.yaml:1: stats[0].evry: unknown option 'evry'; did you mean 'every'?" in (

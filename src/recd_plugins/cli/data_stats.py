@@ -159,7 +159,7 @@ def _suggested(path: Location) -> ForeignSchema:
     from recd_plugins.data.importing.surveying.survey import survey
     from recd_plugins.data.importing.table_files import formats_of
     from recd_plugins.data.schema import Fill, Label
-    from recd_plugins.errors import DataError
+    from recd_plugins.errors import DataError, listed
 
     files = []
     for one in formats_of(found_files(path)):
@@ -177,7 +177,14 @@ def _suggested(path: Location) -> ForeignSchema:
     numbers = ("integers", "numbers", "booleans")
     each = [one for one in found.columns if one.name in free and one.seems in numbers]
     names = [one.name for one in each if not one.is_list]
-    label = schema.label if schema.label in free else next(iter(names), schema.label)
+    label = schema.label if schema.label in free else next(iter(names), None)
+    if label is None:
+        raise DataError(
+            f"{path}: beside ids it has no column of numbers, which could be a label, among "
+            f"{listed([one.name for one in found.columns], kind='column')}. Repetition is measured "
+            "within sessions of a table with a label: give it a column of numbers, and one that "
+            "says of which session a row is."
+        )
     stand_in = Label(name=label, kind="regression", nulls=Fill(value=0))
     schema = dataclasses.replace(schema, label=label, labels=(stand_in,))
     hashed = (
