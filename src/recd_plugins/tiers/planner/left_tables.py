@@ -74,11 +74,12 @@ class LeftTables:
         self.add(names, VARIABLE)
 
     def to_choose(self, every: Collection[str]) -> list[str]:
-        """The tables that are not refused, chosen or not; if there is none, all are left."""
-        names = [name for name in every if name not in self._refused]
-        if not names:
-            self.why = {name: self._refused[name] for name in every}
-        return names
+        """The tables of all that are not refused, chosen or not."""
+        return [name for name in every if name not in self._refused]
+
+    def add_refused(self, names: Collection[str]) -> None:
+        """Leave these, all of which are refused, also those that were not chosen."""
+        self.why = {name: self._refused[name] for name in names}
 
     @property
     def reported(self) -> set[str]:

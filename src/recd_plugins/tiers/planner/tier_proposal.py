@@ -172,6 +172,7 @@ class TierProposal:
             return self._notice_of.constrained(chosen)
         names = self._left.to_choose(every)
         if not names:
+            self._left.add_refused(every)
             return self._notice_of.all_left(self._left)
         free = {name: every[name] for name in names if may_be_row_wise(self._policy.others, name)}
         return self._policy.no_tables(free) if free else self._notice_of.constrained(names)
