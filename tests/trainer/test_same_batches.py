@@ -29,7 +29,7 @@ def batch(seed: int, size: int = SIZE, **parts: Any) -> Batch:
 def noticed(of_ranks: list[Batch]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        notice_same_batch(of_ranks[dist.get_rank()], "reader mine", torch.device("cpu"))
+        notice_same_batch(of_ranks[dist.get_rank()], "reader mine")
     return [str(one.message) for one in caught]
 
 

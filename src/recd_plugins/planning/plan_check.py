@@ -3,7 +3,6 @@ plan, and fails deep inside if it does not fit, or silently leaves tables out.""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from recd_plugins.errors import PluginError, listed, nearest, shown, so_many
 from recd_plugins.planning.embedding_collections import embedding_collections, has_sequences
 from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.sharders import sharded_modules
+from recd_plugins.planning.together import alike
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,18 +107,10 @@ def check_alike(made: Mapping[str, str], group: ProcessGroup, cures: Mapping[str
 
 def _unless_alike(mine: Mapping[str, str], group: ProcessGroup) -> list[Mapping[str, str]]:
     """What all ranks have, by rank; nothing where it is alike."""
-    import torch
     import torch.distributed as dist
 
-    from recd_plugins.compat.pytorch import device_of
-
-    if group.size() == 1:
-        return []
     text = "\n".join(f"{name}: {what}" for name, what in mine.items())
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-    most = torch.tensor([digest, -digest], device=device_of(group))
-    dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
-    if int(most.sum()) == 0:  # the greatest is the least
+    if group.size() == 1 or alike(group, text.encode()):
         return []
     every: list[Any] = [None] * group.size()
     dist.all_gather_object(every, dict(mine), group=group)

@@ -3,6 +3,7 @@ fails on all."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import warnings
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LeastOfRanks",
     "agreed",
+    "alike",
     "from_rank_0",
     "meet",
     "on_every_rank",
@@ -38,7 +40,8 @@ __all__ = [
 T = TypeVar("T")
 
 PATIENCE = timedelta(seconds=60)
-"""The time that a rank which fails waits for the others, until they hear of it."""
+"""The time that a rank which fails waits for the others, until they hear of it; and after which a
+rank that waits says so."""
 LOOK = 0.001
 """Seconds between two looks whether all are there."""
 _OWN_GLOO: WeakKeyDictionary[ProcessGroup, Any] = WeakKeyDictionary()
@@ -150,7 +153,7 @@ def together(group: ProcessGroup, do: Callable[[], int], doing: JointWork = COUN
 
 
 def _wait_for(work: Any, group: ProcessGroup, doing: JointWork) -> None:
-    """Wait for the other ranks, and say so once they are late."""
+    """Wait for the other ranks, and say so once they are late; until then Ctrl-C is heard."""
     late = time.monotonic() + PATIENCE.total_seconds()
     while not work.is_completed() and time.monotonic() < late:
         time.sleep(LOOK)
@@ -211,6 +214,20 @@ class LeastOfRanks:
         options.reduceOp = dist.ReduceOp.MIN
         self._gloo.allreduce([numbers], options).wait(*([patience] if patience else []))
         return [int(one) for one in numbers]
+
+
+def alike(group: ProcessGroup, what: bytes) -> bool:
+    """Whether all ranks of a group have the same bytes; each of them calls it."""
+    import torch
+    import torch.distributed as dist
+
+    from recd_plugins.compat.pytorch import device_of
+
+    # A number of 7 bytes, and its negative, fit into 64 bits.
+    number = int.from_bytes(hashlib.blake2b(what, digest_size=7).digest(), "little")
+    ends = torch.tensor([number, -number], device=device_of(group))
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
+    return int(ends.sum()) == 0  # the greatest is the least
 
 
 def ranks_where(group: ProcessGroup, here: bool) -> list[int]:

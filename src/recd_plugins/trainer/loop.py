@@ -142,7 +142,6 @@ class Loop:
         self._losses = FiniteLosses(job.device)
         self._inputs = FiniteInputs(job.device, lacking=bool(stack.schema.without_target))
         self._start = start
-        self._device = job.device
         self._period = last_period(positions.state) if start and stack.periods else None
         """The period of the latest batch, where data grow."""
         self._watchdog = watchdog
@@ -349,7 +348,7 @@ class Loop:
         training.batch = self._ahead.popleft()
         training.step += 1
         if number == self._start:
-            notice_same_batch(training.batch, self._stack.registry.one("reader").who, self._device)
+            notice_same_batch(training.batch, self._stack.registry.one("reader").who)
         self._inputs.add(training.step, training.batch)
         self._losses.add(training.step, training.batch, training.outputs[0])
         self._call("after_step")

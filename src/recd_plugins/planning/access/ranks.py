@@ -11,7 +11,7 @@ import numpy as np
 
 from recd_plugins.planning.access.access_profile import Tally
 from recd_plugins.planning.access.distribution import Integers
-from recd_plugins.planning.together import together
+from recd_plugins.planning.together import alike
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,13 +52,11 @@ def counted_alike(tally: Tally, group: ProcessGroup) -> bool:
     """Whether all of several ranks have the same counts, as where they read the same batches."""
     if group.size() == 1:
         return False
-    digest = hashlib.blake2b(digest_size=7)  # whose number, and its negative, fit into 64 bits
+    digest = hashlib.sha256()
     for counter in tally.counters.values():
         counts, numbers = counter.state()
         digest.update(np.array([*counts.shape, *numbers]).tobytes() + counts.tobytes())
-    number = int.from_bytes(digest.digest(), "little")
-    greatest = together(group, lambda: number)
-    return greatest == -together(group, lambda: -number) and tally.samples > 0
+    return alike(group, digest.digest()) and tally.samples > 0
 
 
 def gathered(tally: Tally, group: ProcessGroup) -> Tally:
