@@ -43,6 +43,7 @@ from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.notices import NoticeWarning
+from recd_plugins.planning.constrained_search import ConstrainedSearch
 from recd_plugins.planning.constraints import (
     ComputeKernel,
     ShardingKind,
@@ -441,13 +442,13 @@ def test_what_torchrec_itself_would_do_is_searched_once_a_plan(
         given={name: ParameterConstraints(sharding_types=[kind]) for name, kind in kinds.items()},
     )
     made_plans: list[Any] = []
-    searched = TorchRecPlanner._searched
+    searched = ConstrainedSearch.best
 
     def counted(*given: Any) -> Any:
         made_plans.append(searched(*given))
         return made_plans[-1]
 
-    monkeypatch.setattr(TorchRecPlanner, "_searched", counted)
+    monkeypatch.setattr(ConstrainedSearch, "best", counted)
     made.propose(model, slow, 2)
     first = made.notices()
     assert len(first) == (not kinds)

@@ -13,6 +13,8 @@ these steps is `tiers.planner`; how many rows each tier takes, a plugin's policy
                               the constraints of each table                     constraints
     the trainer's own         its constraints of tables                         given_constraints
     TorchRec's own plan       TorchRecPlanner proposes it                       torchrec_planner
+                                a ProposedPlan is one as it is made             proposed_plan
+                                by a ConstrainedSearch                          constrained_search
                                 beside what a trainer would have without us     beside_plain
                               PlannedShards: which rank has what of a table     planned_shards
     a ProfiledTable           rows and shards of a table in one                 profiled_table
