@@ -13,16 +13,15 @@ from benchmarks.kept import KeptResult, kept_results
 from benchmarks.pages import (
     BEGIN,
     DOCS,
-    END,
     LIMITS,
     PAGE,
     README,
-    TABLES,
     headline_rows,
     limit_rows,
     results_page,
     table_rows,
 )
+from benchmarks.shown import END, TABLES
 
 CONDITIONS = {
     "machine": {"cpu": "one", "cores": 2, "load_average_before": 0.1},
