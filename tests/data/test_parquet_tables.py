@@ -13,10 +13,10 @@ import pytest
 
 from recd_plugins.config import parse
 from recd_plugins.data.dataset import Tables
-from recd_plugins.data.decoded import batch_of
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables, build_parquet
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
+from recd_plugins.data.request import batch_of
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError

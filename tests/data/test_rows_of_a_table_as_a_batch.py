@@ -1,13 +1,15 @@
-"""Rung 1 (values): `batch_of` by the schema of a table, whose ids are rows of tables already."""
+"""Rung 1 (values): `batch_of` by a table's schema, and of rows that need another form first."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from recd_plugins.data.decoded import batch_of
+from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.request import batch_of
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import DataError
 from recd_plugins.testing.batches import random_table, to_lists
@@ -54,3 +56,40 @@ def test_an_id_of_no_row_is_named(rows: pa.Table) -> None:
     wrong = rows.set_column(at, "history", pa.array([[9]] * len(rows)))
     with pytest.raises(DataError, match="history"):
         batch_of(wrong, SCHEMA)
+
+
+FOREIGN = ForeignSchema(
+    timestamp=None,
+    session_id=None,
+    dense=(DenseColumn(name="user.geo.lat"),),
+    sparse=(
+        ForeignFeature(name="user.id", num_ids=9, table="user_id"),
+        ForeignFeature(name="cart.item", num_ids=9, table="cart_item"),
+    ),
+)
+NESTED = [
+    {"user": {"id": 3, "geo": {"lat": 0.5}}, "cart": [{"item": 1, "price": 2, "n": 1}]},
+    {"user": {"id": 4, "geo": {"lat": 1.5}}, "cart": []},
+]
+
+
+def test_fields_of_structs_in_a_request_are_columns_as_in_an_import() -> None:
+    batch = batch_of(pa.Table.from_pylist(NESTED), FOREIGN)
+    assert batch.dense.tolist() == [[0.5], [1.5]]
+    assert to_lists(batch.features) == {"user.id": [[3], [4]], "cart.item": [[1], []]}
+
+
+def test_a_record_batch_is_a_request_too() -> None:
+    rows = pa.Table.from_pylist(NESTED)
+    (one,) = rows.to_batches()
+    served, expected = batch_of(one, FOREIGN), batch_of(rows, FOREIGN)
+    assert served.features.values().equal(expected.features.values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(NESTED, "is 'list'.*from_pylist"), (pa.Table.from_pylist(NESTED).slice(2), "has no row")],
+)
+def test_what_is_no_request_is_named(rows: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        batch_of(rows, FOREIGN)

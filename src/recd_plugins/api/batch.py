@@ -2,10 +2,10 @@
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
-from recd_plugins.data.decoded import batch_of
 from recd_plugins.data.kept_batch import read_batch
 from recd_plugins.data.reader.local_loader import LocalLoader
 from recd_plugins.data.reader.rank_batches import RankBatches
+from recd_plugins.data.request import batch_of
 from recd_plugins.data.wired_batch import (
     WIRED_SCHEMA,
     batch_to_record,

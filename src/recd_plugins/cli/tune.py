@@ -192,7 +192,7 @@ def _heaviest(stack: Stack, plain: Search, steps: int) -> dict[str, Any] | None:
 
 def _ids_behind_preprocess(stack: Stack) -> Callable[[Stripe], int]:
     """Counts the ids of a stripe's rows as the model gets them."""
-    from recd_plugins.data.decoded import batch_of
+    from recd_plugins.data.request import batch_of
 
     train = stack.prepare().train
     transform = stack.program().transform(train.schema)

@@ -11,11 +11,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.conform.floats import check_finite, check_label, check_weight, finite
-from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.foreign import ForeignSchema, as_foreign
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.arrow import (
@@ -25,9 +22,8 @@ from recd_plugins.sparse.arrow import (
     vectors_from_arrow,
 )
 from recd_plugins.sparse.jagged import HeldOnce, Jagged, WeightedJagged
-from recd_plugins.sparse.rows.blocks import gather_blocks
 
-__all__ = ["DecodedRows", "absent_rows", "batch_of", "decode_rows"]
+__all__ = ["DecodedRows", "absent_rows", "decode_rows"]
 
 
 @dataclass(frozen=True)
@@ -67,52 +63,6 @@ def absent_rows(schema: Schema, num_rows: int, keys: Sequence[str]) -> DecodedRo
         features={feature.name: [none(feature)] for feature in schema.sparse},
         keys=dict.fromkeys(keys, no_keys),
     )
-
-
-def batch_of(rows: pa.Table, schema: Schema | ForeignSchema, where: str = "rows") -> Batch:
-    """The rows of a request as a model takes them, by the schema that it was trained with.
-
-    Ids, times and floats become what they became in training, by the same vocabularies and hashes.
-    If the schema is a table's, the rows must be as in the table: ids are already rows of embedding
-    tables, and the weights of scored ids have columns of their own. Rows need no labels, sessions,
-    times or weights; missing labels are 0. No row is left out: a null in a column that says `nulls:
-    drop` is an error.
-    """
-    foreign = as_foreign(schema) if isinstance(schema, Schema) else schema.keeping_all
-    whole = schema if isinstance(schema, Schema) else foreign.conformed
-    labels = [name for name in whole.label_names if name in rows.column_names]
-    columns = [*labels, *whole.dense, *whole.sparse_names, *foreign.conformed.weights_names]
-    found = conform(rows, foreign, where, columns=columns, drops=False)
-    for name in whole.weights_names:
-        if name not in found.column_names:
-            found = found.append_column(name, _weights(rows, name, where))
-    for name in whole.label_names:
-        if name not in labels:
-            found = found.append_column(name, pa.array(np.zeros(rows.num_rows, np.float32)))
-    if whole.sample_weight is not None:
-        ones = pa.array(np.ones(rows.num_rows, np.float32))
-        found = found.append_column(whole.sample_weight, ones)
-    decoded = decode_rows(found, whole, where)
-    (block,) = gather_blocks(
-        [decoded.features[name] for name in whole.sparse_names],
-        np.arange(rows.num_rows),
-        [rows.num_rows],
-    )
-    return Batch(
-        dense=decoded.dense,
-        features=block.kjt(whole.sparse_names),
-        labels=decoded.labels,
-        weights=decoded.weights,
-    )
-
-
-def _weights(rows: pa.Table, name: str, where: str) -> pa.ChunkedArray:
-    """The column with the weights of a scored feature, as in a table."""
-    if name not in rows.column_names:
-        raise DataError(
-            f"{where}: has no column {name!r}, the weights of a scored feature. Add it."
-        )
-    return rows[name].cast(pa.list_(pa.float32()))
 
 
 def decode_rows(
