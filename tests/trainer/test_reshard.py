@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
 from recd_plugins.errors import DataError, RecdError, RegistryError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.registry.source import Source, overrides_between
 from recd_plugins.stack import load
@@ -396,7 +397,7 @@ def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: 
 
 
 def test_the_command_has_what_the_run_was_started_with(
-    folder: Path, gloo_pool: GlooPool, tmp_path: Path
+    folder: Path, gloo_pool: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Overrides of its command line are in no registry.yaml, and who resumes it knows them not."""
     began = [*SHORT, "model.embedding_dim=16", "pooling={history: {use: sum}}", "train.steps=9"]
@@ -418,6 +419,10 @@ def test_the_command_has_what_the_run_was_started_with(
             "steps": steps,
         }
         assert made == before
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(NoticeWarning, match="no registry.yaml is here.*--registry FILE"):
+        done = CliRunner().invoke(app, [*source[:2], str(target / "none"), "--ranks", "1"])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from recd_plugins.cli.output_paths import check_writable
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
 from recd_plugins.errors import so_many
+from recd_plugins.notices import NoticeWarning
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.other_ranks import OtherRanks
@@ -87,6 +89,13 @@ def _values(registry: Path) -> dict[str, Any] | None:
     from recd_plugins.registry.source import Source
 
     if registry == REGISTRY and not registry.exists():
+        warnings.warn(
+            f"the command below names no registry, since no {registry} is here, and has none of "
+            "the overrides of the run. Give `--registry FILE`, the registry by which the run was "
+            "trained, for a command that has them.",
+            NoticeWarning,
+            stacklevel=2,
+        )
         return None
     values: dict[str, Any] = json.loads(json.dumps(Source.read(registry, ()).values, default=str))
     return values
