@@ -20,6 +20,7 @@ from recd_plugins.cli.main import app
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import hashes
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.importing.proposing.column_names import named_after
 from recd_plugins.data.importing.proposing.proposal import Proposal, propose
 from recd_plugins.data.importing.schema_file import parsed
 from recd_plugins.data.importing.surveying import sample as samples
@@ -284,3 +285,76 @@ def test_what_is_written_of_files_replaces_none_of_them(tmp_path: Path) -> None:
         )
     assert log.read_text().startswith("item,clicked")
     assert pq.read_table(table).num_rows == 2
+
+
+def shown(requests: int, each: int = 16) -> pa.Table:
+    """A log in the order of time: each request's rows lie together."""
+    of = np.repeat(np.arange(requests), each)
+    draws = np.random.default_rng(0)
+    return pa.table(
+        {
+            "impression_id": of + 7_000_000,
+            "member_id": [f"m{one}" for one in of],
+            "item_id": draws.integers(0, 50, len(of)),
+            "click": draws.integers(0, 2, len(of)),
+        }
+    )
+
+
+def test_a_row_group_alone_is_sampled_all_over(tmp_path: Path) -> None:
+    pq.write_table(shown(5_120), tmp_path / "one.parquet")  # 81,920 rows
+    found = survey(foreign_files([tmp_path / "one.parquet"]))
+    (column,) = (one for one in found.columns if one.name == "impression_id")
+    assert found.sampled == 4 * samples.GROUP_ROWS
+    assert (column.low, column.high) == (7_000_000, 7_005_119)
+
+
+def test_a_large_row_group_is_sampled_at_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "GROUP_BYTES", 100)
+    pq.write_table(shown(2_000), tmp_path / "one.parquet")
+    assert survey(foreign_files([tmp_path / "one.parquet"])).sampled == samples.GROUP_ROWS
+
+
+def test_values_whose_rows_lie_together_are_not_taken_for_all_there_are(tmp_path: Path) -> None:
+    """None of 16 rows is alone, so that drawn one by one they would show all values."""
+    pq.write_table(shown(5_000), tmp_path / "one.parquet")
+    found = survey(foreign_files([tmp_path / "one.parquet"]))
+    (column,) = (one for one in found.columns if one.name == "member_id")
+    assert column.distinct < 2_100
+    assert 4_800 <= column.estimate <= 5_200
+    (feature,) = (one for one in propose(found).schema["sparse"] if one["name"] == "member_id")
+    assert 5_000 <= feature["num_ids"] <= 6_000
+
+
+def test_an_impression_of_several_rows_is_the_session(tmp_path: Path) -> None:
+    pq.write_table(shown(40), tmp_path / "one.parquet")
+    found = proposed(tmp_path / "one.parquet")
+    assert found.schema["session_id"] == "impression_id"
+    assert any("impression_id: taken for the session" in one for one in found.doubts)
+    pq.write_table(shown(600, each=1), tmp_path / "two.parquet")
+    assert proposed(tmp_path / "two.parquet").schema["session_id"] is None
+    visits = shown(40).append_column("visit", pa.array(np.arange(640) // 32))
+    pq.write_table(visits, tmp_path / "three.parquet")
+    assert proposed(tmp_path / "three.parquet").schema["session_id"] == "visit"
+
+
+@pytest.mark.parametrize(("name", "table"), [("clicked_items", "item_id"), ("item_tags", None)])
+def test_a_history_goes_back_to_more_than_is_shown(
+    tmp_path: Path, name: str, table: str | None
+) -> None:
+    draws = np.random.default_rng(0)
+    lists = [draws.integers(0, 3_000, draws.integers(5, 30)) for _ in range(640)]
+    rows = shown(40).set_column(2, "item_id", pa.array(draws.integers(0, 400, 640)))
+    pq.write_table(rows.append_column(name, pa.array(lists)), tmp_path / "one.parquet")
+    features = {one["name"]: one for one in proposed(tmp_path / "one.parquet").schema["sparse"]}
+    assert features[name].get("table") == table
+
+
+@pytest.mark.parametrize(
+    ("name", "things"),
+    [("clicked_items", "item"), ("itemId", "item"), ("user_history", ""), ("item_tags", "tag")],
+)
+def test_a_column_of_ids_is_named_after_things(name: str, things: str) -> None:
+    assert named_after(name) == things

@@ -18,6 +18,7 @@ __all__ = [
     "ID_WORDS",
     "LABEL_WORDS",
     "NO_LABEL_WORDS",
+    "REQUESTS",
     "SESSION_WORDS",
     "TARGETS",
     "TIME_WORDS",
@@ -27,7 +28,9 @@ __all__ = [
     "is_called",
     "is_duration",
     "is_index",
+    "is_request",
     "is_split",
+    "named_after",
     "names_label",
     "words_of",
 ]
@@ -60,6 +63,14 @@ NO_LABEL_WORDS = frozenset(["verified"])
 """Names of columns that are known before the answer: verified_purchase of a review."""
 GRADE_WORDS = frozenset(["rating", "ratings", "stars", "grade", "relevance", "overall"])
 SESSION_WORDS = frozenset(["session", "sess", "sessionid", "visit", "visitid", "sid"])
+REQUESTS = frozenset(
+    f"{what}{id_}"
+    for what in ("impression", "request", "query", "srch", "search")
+    for id_ in ("_id", "id")
+)
+"""Names, without what is around them, of what has several rows that were shown together."""
+OF_IDS = frozenset(["id", "ids", "list", "hist", "history", "seq", "sequence"])
+"""Words that follow what a column's values name."""
 TIME_WORDS = frozenset(
     ["time", "timestamp", "ts", "date", "datetime", "hour", "day", "created", "eventtime"]
 )
@@ -235,6 +246,18 @@ def words_of(name: str) -> list[str]:
 
 def is_called(column: ColumnSurvey, words: frozenset[str]) -> bool:
     return not words.isdisjoint([*words_of(column.name), column.name.lower()])
+
+
+def is_request(column: ColumnSurvey) -> bool:
+    """Whether it names what several rows answer: a page that was shown, or a search."""
+    return "_".join(words_of(column.name)) in REQUESTS and 1 < column.distinct < 0.5 * column.rows
+
+
+def named_after(name: str) -> str:
+    """The things that are named by a column of ids, or by one of lists of these: `item` of both
+    `item_id` and `clicked_items`. Not of users, whose histories are seldom of users."""
+    words = [one for one in words_of(name) if one not in OF_IDS]
+    return words[-1].removesuffix("s") if words and words[-1] not in USER_WORDS else ""
 
 
 def names_label(name: str) -> bool:

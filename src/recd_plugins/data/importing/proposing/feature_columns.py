@@ -27,6 +27,7 @@ from recd_plugins.data.importing.proposing.column_names import (
     is_called,
     is_index,
     is_split,
+    named_after,
     words_of,
 )
 from recd_plugins.data.importing.proposing.label_columns import MOST_EVENTS, answer_in, have_labels
@@ -427,7 +428,9 @@ def share_tables(entries: Sequence[ColumnEntry]) -> None:
 
 
 def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:
-    """The share of all values that both have; 0 if there are few."""
+    """The share of all values that both have; 0 if there are few. Where both are named after the
+    same things, as `clicked_items` and `item_id` are, the share of the single values: histories go
+    back to more than is shown now."""
     if lists.seen is None or single.seen is None or min(lists.distinct, single.distinct) < 20:
         return 0.0
     try:
@@ -435,4 +438,6 @@ def _common(lists: ColumnSurvey, single: ColumnSurvey) -> float:
         common = pc.sum(pc.is_in(elements, value_set=single.seen)).as_py() or 0
     except pa.ArrowException:  # bytes that are not text, or numbers that are too large
         return 0.0
+    if (things := named_after(lists.name)) and things == named_after(single.name):
+        return float(common / single.distinct)
     return float(common / (lists.distinct + single.distinct - common))

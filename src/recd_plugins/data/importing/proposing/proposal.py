@@ -21,6 +21,7 @@ from recd_plugins.data.importing.proposing.column_names import (
     SESSION_WORDS,
     WEIGHT_WORDS,
     is_called,
+    is_request,
 )
 from recd_plugins.data.importing.proposing.feature_columns import (
     feature_entry,
@@ -95,15 +96,17 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
     """Each column's part."""
     columns = list(survey.columns)
     time = time_among(columns)
-    sessions = (
+    named = [
         one
         for one in columns
-        if is_called(one, SESSION_WORDS)
-        and one.may_name
+        if one.may_name
         and not one.dates
         and one.name not in survey.several  # an integer and the text of it are two sessions
-    )
-    session = next((one for one in sessions if one is not time), None)
+        and one is not time
+    ]
+    sessions = [one for one in named if is_called(one, SESSION_WORDS)]
+    requests = [one for one in named if is_request(one)]
+    session = next(iter([*sessions, *requests]), None)
     weight = next((one for one in columns if is_called(one, WEIGHT_WORDS) and one.is_number), None)
     taken = [one for one in (time, session, weight) if one is not None]
     labels = labels_among([one for one in columns if one not in taken])
@@ -113,6 +116,10 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             entries.append(time_entry(column))
         elif column is session:
             entries.append(ColumnEntry(column=column, part="session"))
+            if column in requests:
+                entries[-1].doubts.append(
+                    "taken for the session, as its name says that its rows were shown together"
+                )
             if column.unique:
                 entries[-1].doubts.append("another value in almost each row: no session repeats")
         elif column is weight:

@@ -20,7 +20,10 @@ from recd_plugins.data.importing.surveying.filled_lists import filling
 __all__ = ["ColumnSurvey", "Seems", "column_survey"]
 
 EXAMPLES = 3
+PLACES = 64
+"""Parts of a sample, of which a value that rows next to each other share lies in one alone."""
 
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 Seems = Literal["integers", "numbers", "texts", "booleans", "times", "scored ids", "unknown"]
 
 
@@ -64,7 +67,7 @@ class ColumnSurvey:
     mean: float | None = None
     seen: pa.Array | None = None
     """The different values of the sample."""
-    counts: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    counts: Counts | None = None
     """The rows, or elements of lists, that have each of these."""
     ascending: bool = False
     """Whether its values never decrease, in the order of the rows."""
@@ -120,6 +123,7 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
     counted = pc.value_counts(present.combine_chunks())
     counts = counted.field("counts").to_numpy(zero_copy_only=False)
     different = counted.field("values")
+    at = _places(present, different, counts) if seems in ("integers", "texts") else counts
     elements = rows * (1.0 if lengths is None else lengths[1])
     expected = round(elements * len(present) / max(len(values), 1))
     numbers = _Numbers()
@@ -135,8 +139,8 @@ def column_survey(name: str, column: pa.ChunkedArray, rows: int) -> ColumnSurvey
         nulls=nulls,
         values=len(present),
         distinct=len(counts),
-        estimate=_estimate(counts, expected),
-        most=_most(counts, expected),
+        estimate=_estimate(counts, expected, at),
+        most=_most(counts, expected, at),
         low=numbers.low,
         high=numbers.high,
         lengths=lengths,
@@ -228,22 +232,39 @@ def _seems(kind: pa.DataType) -> Seems:
     return "unknown"
 
 
-def _estimate(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
+def _places(present: pa.ChunkedArray, different: pa.Array, counts: Counts) -> Counts:
+    """In how many of `PLACES` parts of the sample each value is; `counts`, unless values that lie
+    together are many.
+
+    Chao, and Good and Turing, have rows drawn one by one. In a log, rows of a session follow one
+    another: there the parts are what is drawn.
+    """
+    if len(counts) < len(present) and len(present) >= PLACES * PLACES:
+        found = np.zeros(len(counts), np.int64)
+        indices = pc.index_in(present.combine_chunks(), value_set=different).to_numpy()
+        for part in np.array_split(indices, PLACES):
+            found[np.unique(part)] += 1
+        if int((found == 1).sum()) > 2 * int((counts == 1).sum()) + PLACES:
+            return found
+    return counts
+
+
+def _estimate(counts: Counts, values: int, at: Counts) -> int:
     """Chao's estimate of how many different values there are: d + f1² / 2 f2, where the sample has
-    f1 of them once and f2 twice."""
+    f1 of them once and f2 twice, or in so many of its parts (`at`)."""
     if not counts.size:
         return 0
-    once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+    once, twice = int((at == 1).sum()), int((at == 2).sum())
     sampled = int(counts.sum())
-    if once == sampled:
+    if int((counts == 1).sum()) == sampled:
         return values
     unseen = once * once / (2 * twice) if twice else once * (once - 1) / 2
     return int(min(len(counts) + unseen, len(counts) * max(1.0, values / sampled)))
 
 
-def _most(counts: np.ndarray[Any, np.dtype[np.int64]], values: int) -> int:
+def _most(counts: Counts, values: int, at: Counts) -> int:
     """d + f1 / n (N - n): by Good and Turing, f1 / n of the next values are new, and ever fewer."""
-    once, sampled = int((counts == 1).sum()), int(counts.sum())
+    once, sampled = int((at == 1).sum()), int(counts.sum())
     return len(counts) + round(once / max(sampled, 1) * max(values - sampled, 0))
 
 

@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.values import is_list, without_views
 from recd_plugins.data.importing.column_types import ColumnTypes, as_pairs, is_within
@@ -42,6 +43,9 @@ GROUP_ROWS = 8_192
 """Rows that are sampled of a row group."""
 SPOT_ROWS, SPOT_GROUPS = 256, 64
 """Rows that are sampled at a place at least, and row groups at most."""
+FEW_GROUPS, GROUP_BYTES = 4, 128 << 20
+"""A file with fewer row groups is sampled at as many places, except within groups of more unpacked
+bytes, of which the first rows are sampled: to sample others, all before them are decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,11 +213,14 @@ def _parquet_sample(file: ForeignFile) -> tuple[pa.Table, float]:
             rows = 0
             # Of groups of a few rows several, one after another.
             for group in range(first, min(first + SPOT_GROUPS, after)):
+                wanted = _places(opened.metadata.row_group(group), len(spots))
                 try:
-                    batch = next(opened.iter_batches(GROUP_ROWS, row_groups=[group]), None)
+                    batches = opened.iter_batches(GROUP_ROWS, row_groups=[group])
+                    numbered = islice(enumerate(batches), wanted[-1] + 1)
+                    found = [batch for number, batch in numbered if number in wanted]
                 except (pa.ArrowException, OSError) as error:
                     raise damaged_group(file, group, error) from error
-                if batch is not None:
+                for batch in found:
                     table = pa.table(batch.columns, names=list(file.roots))
                     parts.append(without_views(table))
                     rows += batch.num_rows
@@ -224,6 +231,14 @@ def _parquet_sample(file: ForeignFile) -> tuple[pa.Table, float]:
             parts.append(without_views(pa.table(empty, names=list(file.roots))))
         fields = {name: file.nested.get(name, (name,)) for name in file.names}
         return of_fields(pa.concat_tables(parts), fields), float(opened.metadata.num_rows)
+
+
+def _places(group: pq.RowGroupMetaData, groups: int) -> list[int]:
+    """The batches of a row group that are sampled."""
+    places = -(-FEW_GROUPS // groups)
+    if places == 1 or group.total_byte_size > GROUP_BYTES:
+        return [0]
+    return _spread(max(1, -(-group.num_rows // GROUP_ROWS)), places)
 
 
 def _line_sample(file: ForeignFile, keys: JsonKeys) -> tuple[pa.Table, float]:
