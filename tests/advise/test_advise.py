@@ -33,6 +33,7 @@ from recd_plugins.advise.goal import WORTH, AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTrainer
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.rank_compute import _shared
+from recd_plugins.advise.to_measure import small_gains
 from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
 from recd_plugins.advise.what_ifs import _otherwise, what_may_differ
@@ -793,6 +794,25 @@ def test_another_way_is_tried_with_what_it_comes_after() -> None:
     assert walk.kept == ("a", "b")
     assert walk.best.ms == 80
     assert walk.weighed[0].why == "b in another way pays with it"
+
+
+def test_what_paid_with_an_addition_and_was_left_out_is_said_to_have() -> None:
+    ms = {"": 100.0, "a": 100.0, "ab": 60.0, "abc": 50.0, "ac": 49.0}
+
+    def step(there: Set[str]) -> float:
+        return ms.get("".join(sorted(there)), 100.0)
+
+    walk = walked(step, "abc", {})
+    assert walk.kept == ("a", "c")
+    assert walk.weighed[0].why == "b paid with it, and was left out later"
+
+
+def test_a_gain_is_not_small_if_others_gain_by_it() -> None:
+    ms = {"": 100.0, "a": 99.5, "b": 100.0, "ab": 60.0}
+    walk = walked(lambda there: ms["".join(sorted(there))], "ab", {})
+    assert walk.kept == ("a", "b")
+    assert small_gains(walk) == []
+    assert small_gains(walked(lambda there: 95.0 if there else 100.0, "a", {})) == ["a"]
 
 
 def test_an_addition_replaces_what_it_writes_anew_and_nothing_that_it_adds_to() -> None:

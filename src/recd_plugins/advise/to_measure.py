@@ -10,12 +10,24 @@ from recd_plugins.advise.walk import Walk
 from recd_plugins.errors import listed
 from recd_plugins.registry import Registry
 
-__all__ = ["to_measure"]
+__all__ = ["small_gains", "to_measure"]
 
 UNSURE = 0.15
 """A smaller gain is near the error of forecasts, so it should be tried."""
 WIDE = 0.1
 """If the interval of a tier's share of lookups is wider than this, more batches should be read."""
+
+
+def small_gains(walk: Walk) -> list[str]:
+    """The additions that save so little that forecasts cannot tell, nor do others save by them."""
+    return [
+        one.name
+        for one in walk.weighed
+        if one.gain is not None
+        and 0 < one.gain < UNSURE
+        and (one.at_the_end or 0.0) < UNSURE
+        and one.outlook is not None
+    ]
 
 
 def to_measure(
@@ -68,11 +80,7 @@ def to_measure(
             f"{listed(unsure, kind='table')}: the counted batches do not settle which rows are "
             "hot; a longer table, or more `profile_batches`, would"
         )
-    close = [
-        one.name
-        for one in walk.weighed
-        if one.gain is not None and 0 < one.gain < UNSURE and one.outlook is not None
-    ]
+    close = small_gains(walk)
     if close:
         trial = "a trial can tell: --try" if registry.has_dataset else "your trainer can tell"
         yield f"{', '.join(close)}: the gain is so small that only {trial}"

@@ -198,12 +198,20 @@ class _OnTheWay:
             raise CapabilityError(self._why_no_room())
         return Walk(
             base=self._base,
-            weighed=self.weighed,
+            weighed=[self._as_it_ended(one) for one in self.weighed],
             best=self.best,
             met=self.met,
             replaced=self._replaced,
             varied=self._varied,
         )
+
+    def _as_it_ended(self, one: Weighed) -> Weighed:
+        """The addition; its reason names no other as one that pays if that was left out later."""
+        for other in self.weighed:
+            if other.verdict == "left out" and one.why == _pays_with(other.name):
+                why = f"{other.name} paid with it, and was left out later"
+                return dataclasses.replace(one, why=why)
+        return one
 
     def begin(self, kept: list[ClaimedAddition], found: Walk) -> bool:
         """Begin with what another walk has kept. Returns whether that can be used here, is within
@@ -247,7 +255,7 @@ class _OnTheWay:
             why = self._goal.why_not_fitting(outlook, self._base)
         elif paying:
             for other in more[:-1]:
-                self._settle(other, "kept", f"{addition.name} pays with it")
+                self._settle(other, "kept", _pays_with(addition.name))
             self._waiting = [one for one in self._waiting if one not in more]
             self._put(claim, "kept", changes_in_words(outlook, self.best), outlook, gain)
             self._keep(claim, [*self._kept, *more], outlook)
@@ -531,3 +539,8 @@ def _names(claims: Sequence[ClaimedAddition]) -> tuple[str, ...]:
 def _but_plugins(values: Values | NotHere) -> Values | NotHere:
     """The values without `plugins`, since one more plugin changes nothing by itself."""
     return values if isinstance(values, NotHere) else {**values, "plugins": None}
+
+
+def _pays_with(name: str) -> str:
+    """Why an addition that waited is kept."""
+    return f"{name} pays with it"
