@@ -198,6 +198,18 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path: Path) -> None:
         read_sources([str(run)])
 
 
+def test_a_file_of_a_run_names_its_folder_and_a_cut_one_what_it_lacks(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / name).write_text('{"kind": "train", "step": 5, "loss": 0.5}\n')
+        with pytest.raises(DataError, match=r"is a file of a run\. Name the run's folder, /"):
+            read_sources([str(tmp_path / name)])
+    cut = tmp_path / "elsewhere" / "advice.json"
+    cut.parent.mkdir()
+    cut.write_text('{"baseline": ')
+    with pytest.raises(DataError, match=r"no whole JSON .*Expecting value"):
+        read_sources([str(cut)])
+
+
 def test_a_file_that_no_command_printed_is_named(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     for text in ('{"a": 1}', "{", "[1]"):

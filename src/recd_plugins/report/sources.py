@@ -127,8 +127,14 @@ def _printed(path: Path, name: str) -> Printed:
             raise ValueError("what a measure finds is a mapping")
     except (ValueError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         commands = ", ".join(f"`{command} --json`" for _, command in KINDS.values())
+        if (path.parent / "metrics.jsonl").exists():
+            raise DataError(
+                f"{path}: is a file of a run. Name the run's folder, {path.parent}."
+            ) from error
+        cut = isinstance(error, ValueError) and path.suffix == ".json"
         raise DataError(
-            f"{path}: is neither a run's folder nor what a command printed. Name a folder as "
+            f"{path}: is neither a run's folder nor what a command printed"
+            f"{f', since it is no whole JSON ({error})' if cut else ''}. Name a folder as "
             f"runs/latest, or a file with what {commands} printed."
         ) from error
     return Printed(name=name, kind=kind, values=values)
