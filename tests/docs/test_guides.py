@@ -22,6 +22,13 @@ def test_weights_leave_a_run_and_are_served_in_int8(tmp_path: Path) -> None:
     reader.read(DOCS / "checkpoints.md")
     reader.read(DOCS / "export.md")
     assert reader.ran == ["recd train", "python weights.py", "python states.py", "python serve.py"]
+    registry, again = tmp_path / "registry.yaml", tmp_path / "again.md"
+    unique = "plugins: [recd_dlrm, recd_dedup]\ndedup: {use: exact, groups: [[history]]}"
+    registry.write_text(registry.read_text().replace("plugins: [recd_dlrm]", unique))
+    again.write_text("```console\n$ python serve.py\ntables of int8: clicks part by\n```\n")
+    reader.read(again)  # as the registries of `recd init` have it
+    assert "dedup" in registry.read_text()
+    assert reader.ran[-2:] == ["python serve.py"] * 2
 
 
 @pytest.mark.slow
