@@ -39,8 +39,8 @@ from recd_plugins.trainer.initial_tables import initialise_tables, table_initial
 ROWS, DIM = 40, 8
 STEPS, MOVES_AT = 3, 1
 OF_A_STEP = {
-    "home_sums.py of: to the host",
-    "home_sums.py of: nonzero",
+    "bag_sums_output.py of: to the host",
+    "bag_sums_output.py of: nonzero",
     "sorted_router.py route: to the host",
     "home_ids.py coalesce_by_table: unique",
     "home_ids.py coalesce_by_table: to the host",

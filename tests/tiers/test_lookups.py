@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recd_plugins.errors import DataError
-from recd_plugins.tiers.bags import Lookups
+from recd_plugins.tiers.collections.group_bags import Lookups
 from recd_plugins.tiers.gradients.entries import Entries, add_rows
 
 DIM = 3

@@ -21,8 +21,8 @@ of time, each with its file on the right. docs/tiers.md has the numbers of one b
                                   each tier takes its rows from their home    replicas, home_tables
                                 rows go to the ranks that asked               routed_batch
                               TorchRec looks the others up at home
-    its output is looked at   rows of home and tiers, in the order of ids,    rows
-                              or summed over bags                             bags
+    its output is looked at   rows of home and tiers, in the order of ids,    collections
+                              or summed over bags                             collections
     backward                  Update.accumulate hands Entries on,             updates
                               Reduction sums them over ranks in Chunks        gradients
                                 on a stream of its own on CUDA                updates

@@ -27,8 +27,8 @@ from recd_plugins.compat.torchrec import pooled_columns
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
-from recd_plugins.tiers.bags import Divisor, divisors_of
-from recd_plugins.tiers.collections.home_sums import PackedBags, SumsAwaitable
+from recd_plugins.tiers.collections.bag_sums_output import PackedBags, SumsAwaitable
+from recd_plugins.tiers.collections.group_bags import Divisor, divisors_of
 from recd_plugins.tiers.collections.tiered_module import TierContext, TieredModule
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.routed_batch import RoutedBatch

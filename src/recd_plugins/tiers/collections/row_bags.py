@@ -27,9 +27,9 @@ from recd_plugins.compat.torchrec import optimizer_of
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
 from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
-from recd_plugins.tiers.bags import Divisor, divisors_of
 from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection, summed_in_parts
-from recd_plugins.tiers.collections.pooled_rows import PooledRows, RowBagsAwaitable
+from recd_plugins.tiers.collections.group_bags import Divisor, divisors_of
+from recd_plugins.tiers.collections.row_bags_output import PooledRows, RowBagsAwaitable
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection, TierSequenceContext
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 from recd_plugins.tiers.collectives import Nodes

@@ -2,7 +2,7 @@
 
 No id gets a copy of its row in between: forward reads each row where it came in and writes bags,
 and backward writes rows. The rows of ids that missed are summed here too where they come from home
-one by one (`pooled_rows`); otherwise TorchRec sums them there (`home_sums`).
+one by one (`row_bags_output`); otherwise TorchRec sums them there (`bag_sums_output`).
 """
 
 from __future__ import annotations

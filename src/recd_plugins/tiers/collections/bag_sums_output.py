@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.outputs import HasOwnExchange
-from recd_plugins.tiers.bags import Divisor, GroupBags, divide, divided_by
+from recd_plugins.tiers.collections.group_bags import Divisor, GroupBags, divide, divided_by
 from recd_plugins.tiers.collectives import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers

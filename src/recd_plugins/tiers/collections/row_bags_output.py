@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.compat.outputs import HasOwnExchange, LazyKeyedTensor
 from recd_plugins.embedding.tied import tied
-from recd_plugins.tiers.bags import Divisor, GroupBags, divide, divided_by
-from recd_plugins.tiers.rows import rows_from_home
+from recd_plugins.tiers.collections.group_bags import Divisor, GroupBags, divide, divided_by
+from recd_plugins.tiers.collections.sequences_output import rows_from_home
 from recd_plugins.tiers.tables import TableFeature
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.updates.update import GroupUpdate, Update
