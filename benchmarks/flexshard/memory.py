@@ -19,7 +19,7 @@ from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.gradients.touched import exchange_touched
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
-from recd_plugins.tiers.replicas.tier_rows import ReplicatedTier, TierRows
+from recd_plugins.tiers.replicas.tier_rows import PlannedRows, ReplicatedTier
 from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.trainer.measure.memory import PeakMemory
@@ -87,7 +87,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     kept = Router([num_rows], [rows], [rows[:0]])
     optimizer = RowOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
     width = optimizer.state_width(dim)
-    replica = ReplicatedTier([TierRows(home, rows)], home.rows, width, layout, nodes)
+    replica = ReplicatedTier([PlannedRows(home, rows)], home.rows, width, layout, nodes)
     mine = torch.ones(ranks_per_node, layout.share_rows, dtype=torch.bool)
     touched = CollectiveSequence(exchange_touched(mine, nodes)).finish()
     entries = Entries(layout.address(rows), gradients)

@@ -42,20 +42,18 @@ class HomeTable:
         optimizer. Those of fbgemm's kernels and of replicas that come home do not count."""
         return tuple(map(writes_to, self.shown))
 
-    def copy_to(self, wanted: Tensor, rows: Tensor, state: Tensor) -> None:
-        """Fill in those of the `wanted` [m] rows that are here; the others stay as they are.
-
-        `state` [m, width] has the states side by side.
-        """
-        here, at = self._here(wanted)
+    def copy_to(self, numbers: Tensor, rows: Tensor, state: Tensor) -> None:
+        """Fill in `rows` [m, D] and their `state` [m, width], which has the states side by side:
+        those of the `numbers` [m] that are here. The others stay as they are."""
+        here, at = self._here(numbers)
         rows[here] = self.rows[at]
         for own, part in self._parts(state):
             part[here] = own[at]
 
     @torch.no_grad()
-    def copy_from(self, given: Tensor, rows: Tensor, state: Tensor) -> None:
-        """Take those of the `given` [m] rows whose home is here."""
-        here, at = self._here(given)
+    def copy_from(self, numbers: Tensor, rows: Tensor, state: Tensor) -> None:
+        """Take those of the rows `numbers` [m] whose home is here, as `copy_to` yields them."""
+        here, at = self._here(numbers)
         self.rows[at] = rows[here]
         for own, part in self._parts(state):
             own[at] = part[here]
@@ -65,8 +63,9 @@ class HomeTable:
         widths = [own.shape[1] for own in self.states]
         return zip(self.states, state.split(widths, dim=1) if widths else (), strict=True)
 
-    def _here(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        at = rows - self.first_row
+    def _here(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of the rows `numbers` [m] are here, and where in `rows`."""
+        at = numbers - self.first_row
         here = ((at >= 0) & (at < len(self.rows))).nonzero().squeeze(1)
         return here, at[here]
 

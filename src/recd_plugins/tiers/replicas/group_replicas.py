@@ -14,7 +14,7 @@ from recd_plugins.planning.tier_plan import Rows, TablePlan, TierPlan, shares_of
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
-from recd_plugins.tiers.replicas.tier_rows import PerNodeTier, ReplicatedTier, Tier, TierRows
+from recd_plugins.tiers.replicas.tier_rows import PerNodeTier, PlannedRows, ReplicatedTier, Tier
 from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.routing.sorted_router import SortedRouter
 from recd_plugins.tiers.tables import TableGroup
@@ -49,11 +49,11 @@ class Replicas:
             width = one.group.row_optimizer().state_width(like.shape[1])
             if one.replicated_layout.count:
                 one.replicated_tier = ReplicatedTier(
-                    one.replicated_rows, like, width, one.replicated_layout, self._nodes
+                    one.planned_replicated, like, width, one.replicated_layout, self._nodes
                 )
             if one.per_node_layout.count:
                 one.per_node_tier = PerNodeTier(
-                    one.per_node_rows, like, width, one.per_node_layout, self._nodes
+                    one.planned_per_node, like, width, one.per_node_layout, self._nodes
                 )
         for tier in self._tiers():
             tier.fill()
@@ -100,12 +100,12 @@ class Replicas:
             tables = zip(
                 one.group.tables,
                 one.group.homes,
-                one.replicated_rows,
-                one.per_node_rows,
+                one.planned_replicated,
+                one.planned_per_node,
                 strict=True,
             )
             for name, home, replicated, per_node in tables:
-                if len(replicated.rows) or len(per_node.rows):
+                if len(replicated.numbers) or len(per_node.numbers):
                     yield name, home
 
     def _tiers(self) -> list[Tier]:
@@ -119,10 +119,10 @@ class GroupReplicas:
 
     group: TableGroup
     router: Router | SortedRouter
-    replicated_rows: tuple[TierRows, ...]
-    """The rows of each table that are replicated."""
-    per_node_rows: tuple[TierRows, ...]
-    """The rows of each table that are there once per node."""
+    planned_replicated: tuple[PlannedRows, ...]
+    """The rows of each table that are to be in the tier `replicated`."""
+    planned_per_node: tuple[PlannedRows, ...]
+    """The same of the tier `per_node`."""
     replicated_layout: TierLayout
     per_node_layout: TierLayout
     replicated_tier: ReplicatedTier | None = None
@@ -134,22 +134,24 @@ class GroupReplicas:
         device, ranks = group.like.device, nodes.ranks_per_node
         plans = [plan.tables.get(name, TablePlan(table=name)) for name in group.tables]
 
-        def of_tables(tier: Sequence[Rows]) -> tuple[TierRows, ...]:
+        def of_tables(tier: Sequence[Rows]) -> tuple[PlannedRows, ...]:
             return tuple(
-                TierRows(home, torch.from_numpy(np.sort(rows)).to(device))
+                PlannedRows(home, torch.from_numpy(np.sort(rows)).to(device))
                 for home, rows in zip(group.homes, tier, strict=True)
             )
 
         replicated = of_tables([one.replicated for one in plans])
         per_node = of_tables([one.per_node for one in plans])
-        everywhere, in_nodes = ([table.rows for table in tier] for tier in (replicated, per_node))
+        everywhere, in_nodes = (
+            [table.numbers for table in tier] for tier in (replicated, per_node)
+        )
         shares = shares_of_replicated(nodes.n_nodes, ranks)
         kind = Router if device.type == "cpu" else SortedRouter
         return cls(
             group=group,
             router=kind(group.num_rows, everywhere, in_nodes),
-            replicated_rows=replicated,
-            per_node_rows=per_node,
+            planned_replicated=replicated,
+            planned_per_node=per_node,
             replicated_layout=TierLayout(sum(map(len, everywhere)), shares),
             per_node_layout=TierLayout(sum(map(len, in_nodes)), ranks),
         )

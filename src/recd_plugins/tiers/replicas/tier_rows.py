@@ -14,7 +14,7 @@ from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 
-__all__ = ["PerNodeTier", "ReplicatedTier", "Share", "Tier", "TierRows"]
+__all__ = ["PerNodeTier", "PlannedRows", "ReplicatedTier", "Share", "Tier"]
 
 FILL_ROWS = 1 << 15
 """Rows that move at a time between replicas and their home."""
@@ -24,7 +24,7 @@ class Tier:
     """This rank's share of a tier's rows. Every rank calls `fill` and `flush`: they exchange."""
 
     def __init__(
-        self, tables: Sequence[TierRows], share: Share, layout: TierLayout, nodes: Nodes
+        self, tables: Sequence[PlannedRows], share: Share, layout: TierLayout, nodes: Nodes
     ) -> None:
         self._tables = tables
         self._nodes = nodes
@@ -35,36 +35,36 @@ class Tier:
 
     def fill(self) -> None:
         """Copy rows and optimizer state from their home."""
-        for home, rows, start in self._chunks():
+        for home, numbers, start in self._chunks():
             # One rank has each row, the others add 0.
-            copies = self.share.rows.new_zeros(len(rows), self.share.rows.shape[1])
-            state = self.share.state.new_zeros(len(rows), self.share.state.shape[1])
-            home.copy_to(rows, copies, state)
-            sums = self._nodes.world.all_reduce(copies), self._nodes.world.all_reduce(state)
+            rows = self.share.rows.new_zeros(len(numbers), self.share.rows.shape[1])
+            state = self.share.state.new_zeros(len(numbers), self.share.state.shape[1])
+            home.copy_to(numbers, rows, state)
+            sums = self._nodes.world.all_reduce(rows), self._nodes.world.all_reduce(state)
             self._put(start, *(pending.wait() for pending in sums))
 
     def flush(self) -> None:
         """Copy rows and optimizer state back home; the copies here stay as they are."""
         ranks = self._dealt.size
-        for home, rows, start in self._chunks():
-            first, last = start // ranks, -(-(start + len(rows)) // ranks)
-            positions = torch.arange(start, start + len(rows), device=rows.device)
-            copies, state = (
+        for home, numbers, start in self._chunks():
+            first, last = start // ranks, -(-(start + len(numbers)) // ranks)
+            positions = torch.arange(start, start + len(numbers), device=numbers.device)
+            rows, state = (
                 self._dealt.all_gather(_padded(part[first:last], last - first)).wait()[
                     positions % ranks, positions // ranks - first
                 ]
                 for part in (self.share.rows, self.share.state)
             )
-            home.copy_from(rows, copies, state)
+            home.copy_from(numbers, rows, state)
 
     def _chunks(self) -> Iterator[tuple[HomeTable, Tensor, int]]:
-        """Rows of one table, and the position of the first."""
+        """The numbers of rows of one table, and the position of the first."""
         start = 0
         for table in self._tables:
-            for rows in table.rows.split(FILL_ROWS):
-                if len(rows):
-                    yield table.home, rows, start
-                start += len(rows)
+            for numbers in table.numbers.split(FILL_ROWS):
+                if len(numbers):
+                    yield table.home, numbers, start
+                start += len(numbers)
 
     def _put(self, start: int, rows: Tensor, state: Tensor) -> None:
         """Store what this rank keeps of the positions `start`, `start + 1`, ..."""
@@ -81,7 +81,7 @@ class ReplicatedTier(Tier):
 
     def __init__(
         self,
-        tables: Sequence[TierRows],
+        tables: Sequence[PlannedRows],
         like: Tensor,
         state_width: int,
         layout: TierLayout,
@@ -103,7 +103,7 @@ class PerNodeTier(Tier):
 
     def __init__(
         self,
-        tables: Sequence[TierRows],
+        tables: Sequence[PlannedRows],
         like: Tensor,
         state_width: int,
         layout: TierLayout,
@@ -131,12 +131,13 @@ class Share:
 
 
 @dataclass(frozen=True)
-class TierRows:
-    """A table's rows of a tier; the tables of a tier follow each other in its positions."""
+class PlannedRows:
+    """The rows of a table that the plan has in a tier; the tables of a tier follow each other in
+    its positions."""
 
     home: HomeTable
-    rows: Tensor
-    """[n] int64, ascending."""
+    numbers: Tensor
+    """[n] int64, ascending: which rows of the table these are."""
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
