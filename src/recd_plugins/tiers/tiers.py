@@ -84,7 +84,6 @@ class Tiers:
         self._input = InputIds(self.features, nodes.world.size)
         self._newest = Replicas(self._groups, plan, nodes)
         """The replicas that new batches are routed by."""
-        self._version = plan.version
         self._holder = self._newest
         """The replicas that have the rows, or had them last."""
         self._updates = DueUpdates()
@@ -105,7 +104,7 @@ class Tiers:
         plan was formed before `retier` and is routed after it, on all ranks alike: it counts as a
         normal one.
         """
-        hot = mark_of(features) == self._version
+        hot = mark_of(features) == self._newest.version
         self.met_hot |= hot
         arranged = self._input.arranged(features)
         lengths, given = arranged.length_per_key(), arranged.values()
@@ -303,7 +302,6 @@ class Tiers:
         that `check` accepts.
         """
         self._newest = Replicas(self._groups, plan, self.nodes)
-        self._version = plan.version
 
 
 def _explains_waiting(rank: int) -> AbstractContextManager[None]:

@@ -23,13 +23,15 @@ __all__ = ["GroupReplicas", "Replicas"]
 
 
 class Replicas:
-    """All replicas of a collection under one tier plan: a version, which a batch keeps.
+    """All replicas of a collection under one tier plan. A batch keeps those that it was routed by.
 
     They hold the rows while `filled`. Every rank calls each method.
     """
 
     def __init__(self, groups: Sequence[TableGroup], plan: TierPlan, nodes: Nodes) -> None:
         self._nodes = nodes
+        self.version = plan.version
+        """The plan's, by which batches are marked hot."""
         self.groups = [GroupReplicas.of(group, plan, nodes) for group in groups]
         if groups and (like := groups[0].like).is_cuda:
             # Batches are routed on other streams, which do not wait for this one.
