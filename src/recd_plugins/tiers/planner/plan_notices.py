@@ -73,14 +73,14 @@ class PlanNotices:
             "a seed that differs by rank.",
         )
 
-    def no_batches(self, options_in: str) -> Unused:
-        """Nothing can be counted. A saved profile would be an option of the slot `options_in`."""
+    def no_batches(self) -> Unused:
+        """Nothing can be counted."""
         return Unused(
             what=self._what,
             why="there are no batches to profile",
             cure="Pass the trainer's own, `stack.plan(model, batches=loader, features=lambda "
             "batch: ...)`, where `features` gives a batch's KeyedJaggedTensor; or a saved "
-            f"profile: `stack.plan(model, profile=path)`, or `{options_in}.profile`.",
+            f"profile: `stack.plan(model, profile=path)`, or `{self._options_in}.profile`.",
         )
 
     def no_collections(self, model: nn.Module) -> Unused:

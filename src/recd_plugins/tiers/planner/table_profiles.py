@@ -24,15 +24,16 @@ __all__ = ["TableProfiles"]
 class TableProfiles:
     """One planner's profiles of a model's tables, one for each plan."""
 
-    def __init__(self, slot: str, path: Path | None, num_batches: int | None) -> None:
-        """`path` is that of a saved profile, the option `slot.profile`. Otherwise `num_batches`
-        batches of each rank are counted, by default as many as it takes (`count_sample`)."""
+    def __init__(self, options_in: str, path: Path | None, num_batches: int | None) -> None:
+        """`path` is that of a saved profile, which the slot `options_in` names. Otherwise
+        `num_batches` batches of each rank are counted, by default as many as it takes
+        (`count_sample`)."""
         self._path, self._num_batches = path, num_batches
         self.variable: frozenset[str] = frozenset()
         """The features that were counted in KJTs whose keys differ in batch size."""
         self.weighted: frozenset[str] = frozenset()
         """The features that were counted with a weight for each id."""
-        self._slot = slot
+        self._options_in = options_in
         self._tally: Tally | None = None
         """The counts of all ranks, on rank 0 while it plans."""
         self._counted = ""
@@ -86,7 +87,7 @@ class TableProfiles:
             profile, named = context.profile, "stack.plan: the profile"
             again = "Profile this model: pass `batches` instead."
         elif self._path is not None:
-            profile, named = Profile.load(self._path), f"{self._slot}.profile: {self._path}"
+            profile, named = Profile.load(self._path), f"{self._options_in}.profile: {self._path}"
             again = "Profile again: take `profile` out of registry.yaml."
         else:
             return self._of_counts(context, tables)

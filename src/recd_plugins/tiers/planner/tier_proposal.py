@@ -161,7 +161,7 @@ class TierProposal:
         """Why no table could get replicas, if that is so."""
         if self._found:
             known = self._profiles.can_be_made(self._policy.context)
-            return None if known else self._notice_of.no_batches(self._policy.options_in)
+            return None if known else self._notice_of.no_batches()
         model = self._model
         every, chosen = model_tables(model), self._policy.tables(model)
         if not every:
