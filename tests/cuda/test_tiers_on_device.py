@@ -44,7 +44,7 @@ OF_A_STEP = {
     "sorted_router.py route: to the host",
     "home_ids.py coalesce_by_table: unique",
     "home_ids.py coalesce_by_table: to the host",
-    "home_ids.py _ask_concentrators: bincount",
+    "home_ids.py _asked_of_concentrators: bincount",
     "home_ids.py _coalesce_keys: to the host",
     "home_ids.py _coalesce_keys: bincount",
     "node_exchange.py of: unique",

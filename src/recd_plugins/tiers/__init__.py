@@ -8,7 +8,7 @@ of time, each with its file on the right. docs/tiers.md has the numbers of one b
                               Tiers.route makes a RoutedBatch of the KJT:     tiers
                                 InputIds puts it in the tables' order         routing
                                 Router.route finds tier and position of ids   routing
-                                HomeIds.of coalesces those that miss          exchange
+                                find_home_ids coalesces those that miss       exchange
                                 AskedIds.of sorts those of `per_node`         exchange
                               the ids that miss go home by TorchRec's own     collections
                                 later, if the node coalesces them first       exchange

@@ -19,7 +19,7 @@ from torchrec.streamable import Multistreamable
 from recd_plugins.errors import DataError
 from recd_plugins.tiers.collectives import CollectiveSequence, Nodes, Pending
 from recd_plugins.tiers.exchange.group_request import GroupAnswer, GroupRequest
-from recd_plugins.tiers.exchange.home_ids import HomeIds
+from recd_plugins.tiers.exchange.home_ids import HomeIds, find_home_ids
 from recd_plugins.tiers.exchange.node_exchange import AskedIds
 from recd_plugins.tiers.replicas.group_replicas import GroupReplicas, Replicas
 from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
@@ -151,7 +151,7 @@ class RoutedGroup(GroupIds, Multistreamable):
         """The `own` ids of a group, which are `routed` already; those of the batch's `ids` [N]
         int64 that miss begin to travel home."""
         replicas, segments = own.replicas, own.segments
-        home_ids = HomeIds.of(replicas.group, ids[own.span], routed, segments, nodes, hot=hot)
+        home_ids = find_home_ids(replicas.group, ids[own.span], routed, segments, nodes, hot=hot)
         layout = replicas.per_node_layout
         asked = None
         if layout.count and not hot:
@@ -196,7 +196,7 @@ class RoutedGroup(GroupIds, Multistreamable):
     @property
     def replicated_source(self) -> tuple[Tensor | None, Tensor | None]:
         """The rows of the tier `replicated` as they were looked up, and which of them each id of
-        the tier has; by default its own."""
+        the tier has; None where the i-th has row i."""
         if self.rows_before is not None:
             return self.rows_before, None
         return self.replicated_rows, self.routed.replicated.positions

@@ -140,8 +140,8 @@ class _JoinRows(Function):
 
 def _sources(group: RoutedGroup, home: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """The sources of the rows of a group's ids: which ids have theirs there, [n]; the rows; and
-    which of the rows each of these ids has, [n], by default its own. `home` are the rows that came
-    from home for this rank."""
+    which of the rows each of these ids has, [n], or None where the i-th has row i. `home` are the
+    rows that came from home for this rank."""
     routed = group.routed
     yield routed.missed, home, group.home_ids.result.inverse
     replicated, which = group.replicated_source

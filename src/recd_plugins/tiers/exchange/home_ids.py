@@ -28,7 +28,7 @@ from recd_plugins.tiers.exchange.node_exchange import AskedIds, NodeExchange, as
 from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 
-__all__ = ["CoalescedIds", "HomeIds", "coalesce_by_table", "of_keys", "to_keys"]
+__all__ = ["CoalescedIds", "HomeIds", "coalesce_by_table", "find_home_ids", "of_keys", "to_keys"]
 
 SPAN = 1 << 40
 """Id i of table t has the key t · SPAN + i: far more than a table has rows, so that an id out
@@ -44,45 +44,11 @@ class HomeIds(Multistreamable):
     lengths: list[int]
     """The number of ids that each feature sends; they sum to u."""
     inverse: Tensor | None
-    """[n] int64: which of the rows that come `back` each id that missed has; by default its own."""
+    """[n] int64: which of the rows that come `back` each id that missed has; None where the i-th
+    has row i."""
     concentrated: _Concentrated | None = None
     """The rest of the way back, where ids are coalesced over the node: `ids` are then those that
     this rank concentrates."""
-
-    @classmethod
-    def of(
-        cls,
-        group: TableGroup,
-        ids: Tensor,
-        routed: RoutedIds,
-        segments: Segments,
-        nodes: Nodes,
-        *,
-        hot: bool = False,
-    ) -> Collectives[HomeIds]:
-        """Coalesce those of a group's `ids` [N] that miss, as they are `routed`.
-
-        Over a node this runs collectives, so every rank of it must call it; otherwise the ids are
-        known at once. No id of a hot batch misses.
-        """
-        if hot:
-            inverse = None if group.coalesce == "none" else routed.missed[:0]
-            return cls(ids[:0], [0] * len(segments.lengths), inverse)
-        missed, lengths = routed.missed, routed.missed_lengths
-        if group.coalesce == "none":
-            return cls(ids[missed], lengths, None)
-        found = coalesce_by_table(ids[missed], _by_table(lengths, segments, len(group.tables)))
-        if group.coalesce == "rank" or nodes.ranks_per_node == 1:
-            return cls(found.ids, _by_feature(found.counts, segments), found.inverse)
-        asked = _ask_concentrators(found, group, nodes)
-        exchange = yield from ask_node(asked, nodes.node)
-        theirs, inverse = _coalesce_keys(exchange.ids, len(group.tables))
-        return cls(
-            theirs.ids,
-            _by_feature(theirs.counts, segments),
-            asked.inverse[found.inverse],
-            _Concentrated(exchange, inverse, nodes.node),
-        )
 
     def back(self, rows: Tensor) -> Tensor:
         """The rows that `inverse` counts, given the `rows` [u, D] that TorchRec brought for `ids`:
@@ -135,9 +101,43 @@ class _ToAskers(Function):
         return summed_rows(theirs, ids.inverse, ctx.count), None
 
 
-def _ask_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> AskedIds:
-    """Ask each id of the rank in this node that has the same place as the id's home has in its
-    node.
+def find_home_ids(
+    group: TableGroup,
+    ids: Tensor,
+    routed: RoutedIds,
+    segments: Segments,
+    nodes: Nodes,
+    *,
+    hot: bool = False,
+) -> Collectives[HomeIds]:
+    """Coalesce those of a group's `ids` [N] that miss, as they are `routed`.
+
+    Over a node this runs collectives, so every rank of it must call it; otherwise the ids are known
+    at once. No id of a hot batch misses.
+    """
+    if hot:
+        inverse = None if group.coalesce == "none" else routed.missed[:0]
+        return HomeIds(ids[:0], [0] * len(segments.lengths), inverse)
+    missed, lengths = routed.missed, routed.missed_lengths
+    if group.coalesce == "none":
+        return HomeIds(ids[missed], lengths, None)
+    found = coalesce_by_table(ids[missed], _by_table(lengths, segments, len(group.tables)))
+    if group.coalesce == "rank" or nodes.ranks_per_node == 1:
+        return HomeIds(found.ids, _by_feature(found.counts, segments), found.inverse)
+    asked = _asked_of_concentrators(found, group, nodes)
+    exchange = yield from ask_node(asked, nodes.node)
+    theirs, inverse = _coalesce_keys(exchange.ids, len(group.tables))
+    return HomeIds(
+        theirs.ids,
+        _by_feature(theirs.counts, segments),
+        asked.inverse[found.inverse],
+        _Concentrated(exchange, inverse, nodes.node),
+    )
+
+
+def _asked_of_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> AskedIds:
+    """What to ask of each concentrator: it is the rank of this node that has the same place as the
+    id's home has in its node.
 
     So an id crosses between nodes once, between ranks of one place; an id at home in this node
     crosses to no other.
