@@ -20,7 +20,7 @@ from recd_plugins.tiers.gradients.touched import exchange_touched
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 from recd_plugins.tiers.replicas.tier_rows import PlannedRows, ReplicatedTier
-from recd_plugins.tiers.routing.router import Router
+from recd_plugins.tiers.routing.bitmap_router import BitmapRouter
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 from recd_plugins.trainer.measure.memory import PeakMemory
 
@@ -84,7 +84,7 @@ def memory_multiplier(num_rows: int, dim: int, ranks_per_node: int, chunk_rows: 
     give_back()
     memory = PeakMemory(torch.device("cpu"))
     rows = torch.arange(num_rows)
-    kept = Router([num_rows], [rows], [rows[:0]])
+    kept = BitmapRouter([num_rows], [rows], [rows[:0]])
     optimizer = RowOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
     width = optimizer.state_width(dim)
     replica = ReplicatedTier([PlannedRows(home, rows)], home.rows, width, layout, nodes)

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.harness import Figure, Limit, alternate, dropped, spread
 from benchmarks.limits import entropy
+from recd_plugins.tiers.routing.bitmap_router import BitmapRouter
 from recd_plugins.tiers.routing.routed_ids import Segments
-from recd_plugins.tiers.routing.router import Router
 
 __all__ = ["router"]
 
@@ -26,7 +26,7 @@ def router(rounds: int, num_rows: int, hot: int, ids: int) -> Iterator[Figure]:
     draw = torch.Generator().manual_seed(0)
     rows = torch.randperm(num_rows, generator=draw)[:hot]
     everywhere, in_nodes = rows[: int(REPLICATED * hot)], rows[int(REPLICATED * hot) :]
-    made = Router([num_rows], [everywhere], [in_nodes])
+    made = BitmapRouter([num_rows], [everywhere], [in_nodes])
     asked = torch.randint(0, num_rows, (ids,), generator=draw)
     some = torch.rand(ids, generator=draw) < HOT_SHARE
     asked[some] = rows[torch.randint(0, hot, (int(some.sum()),), generator=draw)]

@@ -15,8 +15,8 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import Jagged, WeightedJagged
 from recd_plugins.sparse.rows.unique import unique_rows_on_device
 from recd_plugins.tiers.exchange.home_ids import coalesce_by_table
+from recd_plugins.tiers.routing.bitmap_router import BitmapRouter
 from recd_plugins.tiers.routing.routed_ids import Segments
-from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.routing.sorted_router import SortedRouter
 
 __all__ = ["KERNELS"]
@@ -101,7 +101,7 @@ def _kernels_on(device: torch.device, quick: bool) -> list[Figure]:
     count = 10_000 if quick else 1_000_000
     ids = (num_rows * torch.rand(count, generator=draw) ** 4).long()
     hot, warm = torch.arange(num_rows // 100), torch.arange(num_rows // 100, num_rows // 20)
-    kind = Router if device.type == "cpu" else SortedRouter
+    kind = BitmapRouter if device.type == "cpu" else SortedRouter
     router = kind([num_rows], [hot.to(device)], [warm.to(device)])
     there, segments = ids.to(device), Segments((count,), (0,))
     parts = [count // 4] * 4

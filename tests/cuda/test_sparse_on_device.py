@@ -14,8 +14,8 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.tiers.exchange.home_ids import coalesce_by_table
+from recd_plugins.tiers.routing.bitmap_router import BitmapRouter
 from recd_plugins.tiers.routing.routed_ids import Segments
-from recd_plugins.tiers.routing.router import Router
 from recd_plugins.tiers.routing.sorted_router import SortedRouter
 
 GROUPS = (("a", "b"), ("c",))
@@ -132,7 +132,7 @@ def test_ids_are_coalesced_and_routed() -> None:
     ids = torch.randint(-1, 41, (60,), generator=draw)  # one row too many, and one too few
     tiers = [[torch.arange(0, 9), torch.arange(3)], [torch.arange(20, 25), torch.arange(7, 9)]]
     segments = Segments((20, 0, 40), (1, 0, 0))
-    here = Router([40, 12], *tiers).route(ids, segments)
+    here = BitmapRouter([40, 12], *tiers).route(ids, segments)
     with EmulatedCuda() as device:
         there = SortedRouter([40, 12], *([rows.to("cuda") for rows in tier] for tier in tiers))
         given = ids.to("cuda")

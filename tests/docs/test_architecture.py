@@ -73,7 +73,10 @@ def test_a_plans_way_is_the_same_in_the_page_and_in_the_package() -> None:
 @pytest.mark.parametrize(
     "package",
     [
-        *(TIERS / name for name in ("collections", "exchange", "gradients", "replicas", "updates")),
+        *(
+            TIERS / name
+            for name in ("collections", "exchange", "gradients", "replicas", "routing", "updates")
+        ),
         *(TRAINER, TRAINER / "checkpoints", TRAINER / "measure"),
     ],
 )

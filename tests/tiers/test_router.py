@@ -14,12 +14,13 @@ from torch import Tensor
 
 from recd_plugins.planning import router_memory
 from recd_plugins.planning.router_memory import is_listed, router_bytes
+from recd_plugins.tiers.routing.bitmap_router import BitmapRouter
+from recd_plugins.tiers.routing.ranked_bitmap import RankedBitmap
 from recd_plugins.tiers.routing.routed_ids import Hits, RoutedIds, Segments
-from recd_plugins.tiers.routing.router import RankedBitmap, Router
 from recd_plugins.tiers.routing.sorted_router import SortedRouter
 
-Kind = type[Router] | type[SortedRouter]
-KINDS: list[Kind] = [Router, SortedRouter]
+Kind = type[BitmapRouter] | type[SortedRouter]
+KINDS: list[Kind] = [BitmapRouter, SortedRouter]
 
 
 def tensor(*ids: int) -> Tensor:
@@ -163,7 +164,7 @@ def test_huge_tables_of_few_hot_rows_have_no_bits(num_rows: int, count: int, lis
 
 def test_a_router_takes_less_than_two_bits_a_row() -> None:
     rows = torch.randperm(1_000_000, generator=torch.Generator().manual_seed(0))[:80_000]
-    made = Router([1_000_000], [rows[:20_000]], [rows[20_000:]])
+    made = BitmapRouter([1_000_000], [rows[:20_000]], [rows[20_000:]])
     assert made.nbytes * 8 < 1.6 * 1_000_000  # 1.45, and 1.45 for each hot row
     assert made.nbytes == pytest.approx(router_bytes(1_000_000, 80_000), rel=0.01)
 
@@ -181,7 +182,7 @@ def test_many_rows_and_ids_are_routed_by_both_alike(replicated: int, per_node: i
     ]
     replicated_rows = [rows[: len(rows) * replicated // 150_000] for rows in hot]
     per_node_rows = [rows[len(some) :] for rows, some in zip(hot, replicated_rows, strict=True)]
-    made = Router(num_rows, replicated_rows, per_node_rows)
+    made = BitmapRouter(num_rows, replicated_rows, per_node_rows)
     lengths = (700, 256, 0, 1_000, 44)
     ids = torch.randint(-10, 120_010, (sum(lengths),), generator=draw)
     segments = Segments(lengths, (0, 2, 1, -1, 0))
@@ -209,7 +210,7 @@ def test_a_rank_counts_the_members_before_a_row(rows: set[int], size: int) -> No
 
 
 def test_hits_and_misses_are_typed_for_torch() -> None:
-    made = Router([4], [tensor(1)], [tensor(2)])
+    made = BitmapRouter([4], [tensor(1)], [tensor(2)])
     missed, replicated, per_node, *_ = made.route(tensor(0, 1, 2), Segments((3,), (0,)))
     assert isinstance(replicated, Hits)
     assert {t.dtype for t in (missed, *replicated, *per_node)} == {torch.int64}

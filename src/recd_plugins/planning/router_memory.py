@@ -11,7 +11,7 @@ SMALL = 1 << 30
 """Bits that take no more bytes than this are never too many: by slots an id takes half as long
 again, or three times as long."""
 BITS_PER_ROW = 64 / 48 * (1 + 1 / 1024)
-"""A word for 48 rows, and one for as many words: `tiers.routing.router.RankedBitmap`."""
+"""A word for 48 rows, and one for as many words: `tiers.routing.ranked_bitmap`."""
 SLOT_AND_NUMBER = 1.5 * SLOT_BYTES
 """Bytes for each row that has a replica, of a table whose rows are in slots."""
 NUMBER = 8

@@ -15,7 +15,8 @@ from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 from recd_plugins.tiers.replicas.tier_rows import PerNodeTier, PlannedRows, ReplicatedTier, Tier
-from recd_plugins.tiers.routing.router import Router
+from recd_plugins.tiers.routing.bitmap_router import BitmapRouter
+from recd_plugins.tiers.routing.routed_ids import Router
 from recd_plugins.tiers.routing.sorted_router import SortedRouter
 from recd_plugins.tiers.tables import TableGroup
 
@@ -120,7 +121,7 @@ class GroupReplicas:
     """Router and tiers of one group of tables; a tier is there while it holds rows."""
 
     group: TableGroup
-    router: Router | SortedRouter
+    router: Router
     planned_replicated: tuple[PlannedRows, ...]
     """The rows of each table that are to be in the tier `replicated`."""
     planned_per_node: tuple[PlannedRows, ...]
@@ -148,7 +149,7 @@ class GroupReplicas:
             [table.numbers for table in tier] for tier in (replicated, per_node)
         )
         shares = shares_of_replicated(nodes.n_nodes, ranks)
-        kind = Router if device.type == "cpu" else SortedRouter
+        kind = BitmapRouter if device.type == "cpu" else SortedRouter
         return cls(
             group=group,
             router=kind(group.num_rows, everywhere, in_nodes),

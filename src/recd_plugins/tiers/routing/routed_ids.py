@@ -1,14 +1,14 @@
-"""Ids whose tier is asked for, and where each is found."""
+"""Ids whose tier is asked for, where each is found, and what a router is that finds them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-__all__ = ["Hits", "RoutedIds", "Segments"]
+__all__ = ["Hits", "RoutedIds", "Router", "Segments"]
 
 
 @dataclass(frozen=True)
@@ -47,3 +47,14 @@ class RoutedIds(NamedTuple):
     """The number of ids that miss and are of no row of their table, or of no table."""
     missed_lengths: list[int]
     """The number of each feature's ids that miss."""
+
+
+class Router(Protocol):
+    """Finds tier and position of ids: a `BitmapRouter` on the CPU, or else a `SortedRouter`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+
+    def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
+        """Find the rows of `ids` [N] int64. Ids of no row miss, and are counted."""

@@ -2,7 +2,7 @@
 
 All tables lie one after another in one space of rows. Each tier keeps its rows in that space
 sorted, 8 bytes each, and a row's place among them is its position in the tier. A binary search is
-one call of torch's, where a bitmap (`router.py`) would take forty to count its bits: the
+one call of torch's, where a bitmap (`bitmap_router.py`) would take forty to count its bits: the
 processor takes longer to launch them than a GPU to search.
 """
 
@@ -25,7 +25,7 @@ NO_ROW = -1
 
 
 class SortedRouter:
-    """Routes ids as `Router` does, by torch's operations alone, wherever ids live."""
+    """Routes ids as `BitmapRouter` does, by torch's operations alone, wherever ids live."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ in ascending order, and slots say which of these an id is. On CUDA, `SortedRoute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
@@ -33,12 +33,18 @@ from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.planning.router_memory import is_listed
-from recd_plugins.sparse.rows.bits import ones
 from recd_plugins.sparse.rows.memory import prefetch
 from recd_plugins.sparse.rows.slots import numbers_in, slot_of, slots_of
+from recd_plugins.tiers.routing.ranked_bitmap import (
+    RankedBitmap,
+    has_bit,
+    members_before,
+    rank_and_bit,
+    word_of_row,
+)
 from recd_plugins.tiers.routing.routed_ids import Hits, RoutedIds, Segments
 
-__all__ = ["RankedBitmap", "Router"]
+__all__ = ["BitmapRouter"]
 
 I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -46,25 +52,15 @@ U64s: TypeAlias = npt.NDArray[np.uint64]
 
 U64 = np.uint64
 ONE = U64(1)
-ROWS = 48
-"""Rows that one word of a bitmap has bits of."""
-GROUP = 1 << 10
-"""Words that one count is before. A group has at most 49,152 members, a number that fits in the 16
-bits which a word's rows leave."""
-COUNT_BITS = 0xFFFF
-CHUNK = 1 << 16
-"""Rows ranked at a time, to bound the memory that it takes to rank many."""
 MADE = 1 << 14
 """Rows that are put into a bitmap at a time: what that takes beside stays in the cache."""
-BIT = U64(6)
-"""Bits that the number of a row's bit in its word takes."""
 BLOCK = 256
 """Ids that are routed at a time: what is known of them stays in the cache."""
 NUMBER = U64(8)
 """Bits that an id's number in its block takes."""
 
 
-class Router:
+class BitmapRouter:
     """Routes ids of tables of which some rows are replicated on every rank or in every node."""
 
     def __init__(
@@ -173,56 +169,6 @@ class _Listed:
         return begins, sizes
 
 
-class RankedBitmap:
-    """A set of some of `size` rows, in 1.45 bits for each of these. A row's rank is the number of
-    members before it:
-
-    rank(r) = ranks[w / 1024] + words[w] / 2^48 + popcount(words[w] & (2^(r mod 48) - 1)),
-    w = r / 48, the words unsigned
-
-    A word has the bits of 48 rows, and above them the members before it in its group of 1,024
-    words; a lookup in a large set then costs one cache miss, since the counts before the groups are
-    few and stay in the cache.
-    """
-
-    def __init__(self, rows: Iterable[Tensor], size: int) -> None:
-        """The members are those of all `rows` [n] int64, in any order, each once and in
-        [0, size)."""
-        self.count = 0
-        num_words = size // ROWS + 1
-        self.words = torch.zeros(num_words, dtype=torch.int64, device="cpu")
-        for some in rows:
-            self.words.index_add_(0, some // ROWS, torch.ones_like(some) << (some % ROWS))
-            self.count += len(some)
-        counts = _popcount(self.words)
-        before = counts.cumsum(0) - counts
-        self.ranks = before[::GROUP].clone()
-        before -= self.ranks.repeat_interleave(GROUP)[:num_words]
-        self.words |= before << ROWS  # bit 63 is the sign
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes + self.ranks.nbytes
-
-    def rank(self, rows: Tensor) -> Tensor:
-        """[n] int64: the members before each of `rows` [n] int64, in [0, size]."""
-        if len(rows) > CHUNK:
-            return torch.cat([self.rank(some) for some in rows.split(CHUNK)])
-        words = self.words[rows // ROWS]
-        below = words & ((torch.ones_like(rows) << (rows % ROWS)) - 1)
-        in_group = (words >> ROWS) & COUNT_BITS
-        return self.ranks[rows // (ROWS * GROUP)] + in_group + _popcount(below)
-
-
-def _popcount(words: Tensor) -> Tensor:
-    """The bits that are set in each int64."""
-    # Shifts keep the sign; each mask drops what they bring in.
-    words = words - ((words >> 1) & 0x5555555555555555)
-    words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
-    words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
-    return (words * 0x0101010101010101) >> 56
-
-
 @kernel
 def _route(
     ids: I64,
@@ -289,17 +235,17 @@ def _route(
                 known[i] = number < size  # a negative id is huge
                 outside += ONE - known[i]
                 row = start + number if known[i] else U64(0)
-                at_word = _word_of_row(row)
+                at_word = word_of_row(row)
                 prefetch(words, at_word, at_word + ONE)
-                word[i], packed[i] = at_word, _rank_and_bit(ranks, row, at_word)
+                word[i], packed[i] = at_word, rank_and_bit(ranks, row, at_word)
                 i += ONE
             i = U64(0)
             while i < count:
                 word[i] = words[word[i]]
                 i += ONE
             for j in range(count):
-                hit[j] = _has_bit(word[j], packed[j]) & known[j]
-                codes[j] = _members_before(word[j], packed[j]) * hit[j]
+                hit[j] = has_bit(word[j], packed[j]) & known[j]
+                codes[j] = members_before(word[j], packed[j]) * hit[j]
             if two_tiers:
                 _split_tiers(tier_words, tier_ranks, count, hit, codes, replicated, word, packed)
             else:
@@ -348,8 +294,8 @@ def _ask_slots(
         slot = slot_of(number, slot_start, num_slots, slots)
         known[i] = slots[slot] == number
         row = start + U64(number_of_slot[slot])
-        word[i] = _word_of_row(row)
-        packed[i] = _rank_and_bit(ranks, row, word[i])
+        word[i] = word_of_row(row)
+        packed[i] = rank_and_bit(ranks, row, word[i])
     return outside
 
 
@@ -368,13 +314,13 @@ def _split_tiers(
     become positions, and what `_unpack` takes."""
     i = U64(0)
     while i < count:
-        at_word = _word_of_row(codes[i])
-        packed[i] = _rank_and_bit(ranks, codes[i], at_word)
+        at_word = word_of_row(codes[i])
+        packed[i] = rank_and_bit(ranks, codes[i], at_word)
         word[i] = words[at_word]
         i += ONE
     for j in range(count):
-        replicated[j] = _has_bit(word[j], packed[j]) & hit[j]
-        others = _members_before(word[j], packed[j])
+        replicated[j] = has_bit(word[j], packed[j]) & hit[j]
+        others = members_before(word[j], packed[j])
         position = others if replicated[j] else codes[j] - others
         codes[j] = (position << NUMBER) | U64(j)
 
@@ -409,29 +355,3 @@ def _unpack(
     for j in range(count):
         at[start + U64(j)] = first + (codes[j] & U64(BLOCK - 1))
         positions[start + U64(j)] = codes[j] >> NUMBER
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _word_of_row(row: np.uint64) -> Any:
-    """The word that a row is in; unsigned, so that no index is tried for its sign."""
-    return row // U64(ROWS)
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _rank_and_bit(ranks: I64, row: np.uint64, word: np.uint64) -> Any:
-    """What a kernel keeps of a row until its word is there: 64 · rank of the word's group + number
-    of the row's bit."""
-    return (U64(ranks[word // U64(GROUP)]) << BIT) | (row - word * U64(ROWS))
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _has_bit(word: np.uint64, packed: np.uint64) -> Any:
-    """Whether the row whose word and `_rank_and_bit` these are is a member: 0 or 1."""
-    return (word >> (packed & U64(63))) & U64(1)
-
-
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
-def _members_before(word: np.uint64, packed: np.uint64) -> Any:
-    """`rank` of the row whose word and `_rank_and_bit` these are."""
-    below = word & ((U64(1) << (packed & U64(63))) - U64(1))
-    return (packed >> BIT) + (word >> U64(ROWS)) + ones(below)
