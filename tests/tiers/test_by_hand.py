@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
+from recd_plugins.tiers.collectives import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
@@ -75,6 +78,8 @@ def followed() -> list[tuple[str, str]]:
     part.tensor.copy_(10.0 * rows.unsqueeze(1))
 
     batches = _routed_by(sharded)
+    patches = pytest.MonkeyPatch()
+    sent = _sent_by_peers(patches)
     ids = torch.tensor(IDS[dist.get_rank()])
     lengths = torch.tensor([len(ids)])
     output = sharded(KeyedJaggedTensor(keys=["f"], values=ids, lengths=lengths))
@@ -102,6 +107,7 @@ def followed() -> list[tuple[str, str]]:
         ("output", output[:, 0]),
     ]
     (output.sum() * RANKS).backward()
+    patches.undo()
     touched = answer.touched.result
     steps += [
         ("addresses", group.addresses),
@@ -112,7 +118,8 @@ def followed() -> list[tuple[str, str]]:
         ("per_node_tier.share.rows", per_node.share.rows[:, 0]),
     ]
     after = gather_table(sharded.state_dict()[table])[rows, 0]
-    return [(name, _words(values)) for name, values in [*steps, ("state_dict", after)]]
+    in_words = [(name, _words(values)) for name, values in [*steps, ("state_dict", after)]]
+    return in_words + [(name, " ".join(map(str, each))) for name, each in sent.items()]
 
 
 def _routed_by(sharded: DistributedModelParallel) -> list[RoutedBatch]:
@@ -127,6 +134,26 @@ def _routed_by(sharded: DistributedModelParallel) -> list[RoutedBatch]:
 
     tiers.route = routed
     return batches
+
+
+def _sent_by_peers(patches: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """The bytes of what each method of Peers is handed, by who calls it, once they have been."""
+    sent: dict[str, list[int]] = {}
+
+    def counted(name: str) -> Any:
+        method = getattr(Peers, name)
+
+        def called(self: Peers, mine: Tensor, *rest: Any) -> Any:
+            if self.size > 1:
+                caller = sys._getframe(1).f_code.co_name
+                sent.setdefault(f"{caller}: {name}", []).append(mine.nbytes)
+            return method(self, mine, *rest)
+
+        return called
+
+    for name in ("all_reduce", "most", "all_gather", "reduce_scatter", "all_to_all"):
+        patches.setattr(Peers, name, counted(name))
+    return sent
 
 
 def _words(values: Tensor) -> str:
