@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torchrec.distributed.types import ParameterSharding, ShardedModule
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from torchrec.optim.keyed import KeyedOptimizer
 
 from recd_plugins.compat.fused_kernels import clips_at, fused_arithmetic, leave_clipping, pools
-from recd_plugins.compat.torchrec import table_feature_names, table_of
+from recd_plugins.compat.torchrec import optimizer_of, table_feature_names, table_of
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.tier_plan import Coalesce, TierPlan
 from recd_plugins.tiers.home_tables import HomeTable, home_tables
@@ -24,9 +24,9 @@ from recd_plugins.tiers.row_optimizer import KINDS, RowOptimizer, check_repeatab
 __all__ = [
     "TableFeature",
     "TableGroup",
-    "arrange",
     "check_rounding",
     "check_rows",
+    "group_tables",
     "is_coalesced",
 ]
 
@@ -77,19 +77,19 @@ class TableGroup:
         return RowOptimizer.of(self.optimizer, on_cpu=on_cpu, decays=self.decays)
 
 
-def arrange(
+def group_tables(
     sharded: ShardedModule[Any, Any, Any, Any],
     configs: Sequence[BaseEmbeddingConfig],
-    optimizer: CombinedOptimizer,
-    shardings: Mapping[str, ParameterSharding],
     plan: TierPlan,
 ) -> tuple[list[TableGroup], list[TableFeature]]:
-    """The groups of the tables that the plan names, and the features of all the other tables."""
+    """The groups of the tables that the plan names, and the features of all the other tables, of a
+    module as TorchRec has `sharded` it."""
+    shardings = sharded.module_sharding_plan
     _check_row_wise(configs, shardings, plan)
     every = _features(sharded, configs)
     groups = [
         group
-        for _, kernel in optimizer.optimizers
+        for _, kernel in optimizer_of(sharded).optimizers
         for group in _groups_of(kernel, configs, every, shardings, plan)
     ]
     for group in groups:

@@ -46,7 +46,7 @@ from recd_plugins.tiers.replicas.group_replicas import Replicas
 from recd_plugins.tiers.routed_batch import GroupIds, RoutedBatch, RoutedGroup, check_hot
 from recd_plugins.tiers.routing.input_ids import InputIds
 from recd_plugins.tiers.routing.routed_ids import Segments
-from recd_plugins.tiers.tables import TableFeature, arrange, check_rows
+from recd_plugins.tiers.tables import TableFeature, check_rows, group_tables
 from recd_plugins.tiers.updates.due_updates import DueUpdates
 from recd_plugins.tiers.updates.update import Update
 
@@ -70,13 +70,11 @@ class Tiers:
         """`sharded` is as TorchRec made it, and its tables' optimizer is wrapped here."""
         self._sharded = sharded
         self.nodes = nodes
-        optimizer = optimizer_of(sharded)
-        shardings = sharded.module_sharding_plan
-        self._groups, others = arrange(sharded, configs, optimizer, shardings, plan)
+        self._groups, others = group_tables(sharded, configs, plan)
         tiered = [feature for group in self._groups for feature in group.features]
         self.features: list[TableFeature] = tiered + others
         """Features of tables with tiers come first, group by group."""
-        self.optimizer = FlushingOptimizer(optimizer.optimizers, self)
+        self.optimizer = FlushingOptimizer(optimizer_of(sharded).optimizers, self)
         own = in_backward_optimizer_filter(sharded.named_parameters())
         self._dense = [name for name, weight in own if weight.requires_grad]
         """The parameters of tables that the trainer's dense optimizer steps."""
