@@ -56,7 +56,7 @@ class RoutedBatch(Multistreamable):
         return all(group.home_ids.done for group in self.groups)
 
     @cached_property
-    def bags(self) -> Tensor:
+    def bag_of_id(self) -> Tensor:
         """[N] int64: id i is in bag f · B + b, of feature f and sample b."""
         lengths = self.lengths.flatten().long()
         return torch.repeat_interleave(lengths, output_size=len(self.ids))
@@ -72,7 +72,9 @@ class RoutedBatch(Multistreamable):
         """[F, B]: the ids of each bag, or the sum of their weights."""
         if self.weights is None:
             return self.lengths
-        sums = self.weights.new_zeros(self.lengths.numel()).index_add_(0, self.bags, self.weights)
+        sums = self.weights.new_zeros(self.lengths.numel()).index_add_(
+            0, self.bag_of_id, self.weights
+        )
         return sums.view_as(self.lengths)
 
     def missed(self) -> Tensor:
@@ -82,7 +84,7 @@ class RoutedBatch(Multistreamable):
 
     def missed_lengths(self) -> Tensor:
         """[F, B] int32: how many ids of each bag miss."""
-        counts = begins(self.bags[self.missed()], self.lengths.numel()).diff()
+        counts = begins(self.bag_of_id[self.missed()], self.lengths.numel()).diff()
         return counts.view_as(self.lengths).to(torch.int32)
 
     @property
@@ -91,7 +93,7 @@ class RoutedBatch(Multistreamable):
         return sum(sum(group.segments.lengths) for group in self.groups)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        made = (vars(self).get(name) for name in ("bags", "weighing"))  # where somebody asked
+        made = (vars(self).get(name) for name in ("bag_of_id", "weighing"))  # where somebody asked
         for tensor in (self.given, self.ids, self.lengths, self.weights, *made):
             if tensor is not None:
                 tensor.record_stream(stream)

@@ -49,7 +49,7 @@ class GroupBags:
 
     @classmethod
     def of(cls, batch: RoutedBatch, group: RoutedGroup, *, rows_come: bool) -> GroupBags:
-        bags = batch.bags[group.span] - group.first_feature * batch.batch_size
+        bags = batch.bag_of_id[group.span] - group.first_feature * batch.batch_size
         weights = None if batch.weighing is None else batch.weighing[group.span]
 
         def lookups(which: Tensor, at: Tensor) -> Lookups:

@@ -66,14 +66,26 @@ class TierRowBagCollection(ShardedParts):
         fused, device = options.get("fused_params"), options.get("device")
         # Asked first, for on the meta device it has the shards placed there, as for TorchRec's own.
         order = ShardedOrder.of(module, parameters, env, fused, device)
-        tiers: dict[str, Any] = {"plan": plan, "nodes": nodes, "chunk_rows": chunk_rows}
         travelling = [config for config in configs if is_coalesced(plan, config.name)]
         summed = [config for config in configs if config not in travelling]
         row_wise = summed_in_parts(parameters) | {config.name for config in travelling}
         divisors = divisors_of(configs, row_wise)
-        rows = _rows_of(
-            module, travelling, parameters, env, divisors=divisors, tiers=tiers, **options
-        )
+        tiered: dict[str, Any] = {
+            "plan": plan,
+            "nodes": nodes,
+            "chunk_rows": chunk_rows,
+            "divisors": divisors,
+        }
+        rows = [
+            _RowsOfDimension(
+                sequences_of(module, tables),
+                parameters={name: parameters[name] for name in tables},
+                env=env,
+                **tiered,
+                **options,
+            )
+            for tables in _by_dimension(travelling)
+        ]
         keys = dict(zip((c.name for c in configs), _keys(configs), strict=True))
         parts: list[Any] = [*rows]
         self._names: list[Mapping[Any, str]] = [
@@ -81,9 +93,7 @@ class TierRowBagCollection(ShardedParts):
         ]
         """For each part, the key of the whole output for each of its own."""
         if summed:
-            parts.append(
-                _sums_of(module, summed, parameters, env, divisors=divisors, tiers=tiers, **options)
-            )
+            parts.append(_sums_of(module, summed, parameters, env, tiered, options))
             # Beside the tables that are left out here, a feature may have another name.
             self._names.append(
                 {
@@ -140,49 +150,23 @@ class _RowsOfDimension(TierEmbeddingCollection):
         return PooledRows(self.tiers, ctx.update, home, self._divisors)
 
 
-def _rows_of(
-    module: EmbeddingBagCollection,
-    configs: Sequence[EmbeddingBagConfig],
-    parameters: Mapping[str, ParameterSharding],
-    env: ShardingEnv,
-    *,
-    divisors: Mapping[str, Divisor],
-    tiers: Mapping[str, Any],
-    **options: Any,
-) -> list[_RowsOfDimension]:
-    """The parts of the tables whose rows travel, one for each dimension."""
-    return [
-        _RowsOfDimension(
-            sequences_of(module, tables),
-            divisors=divisors,
-            parameters={name: parameters[name] for name in tables},
-            env=env,
-            **tiers,
-            **options,
-        )
-        for tables in _by_dimension(configs)
-    ]
-
-
 def _sums_of(
     module: EmbeddingBagCollection,
     configs: Sequence[EmbeddingBagConfig],
     parameters: Mapping[str, ParameterSharding],
     env: ShardingEnv,
-    *,
-    divisors: Mapping[str, Divisor],
-    tiers: Mapping[str, Any],
-    **options: Any,
+    tiered: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> TierEmbeddingBagCollection | ShardedEmbeddingBagCollection:
     """The part of the tables whose bags are summed at home: with tiers in front, if the plan has
-    any of these tables."""
+    any of these tables. `options` are those of TorchRec's module, `tiered` those of tiers."""
     names = [config.name for config in configs]
     of_part, own = bags_of(module, names), {name: parameters[name] for name in names}
-    plan: TierPlan = tiers["plan"]
+    plan: TierPlan = tiered["plan"]
     if not plan.tables.keys().isdisjoint(names):
-        return TierEmbeddingBagCollection(of_part, own, env, divisors=divisors, **tiers, **options)
+        return TierEmbeddingBagCollection(of_part, own, env, **tiered, **options)
     part = ShardedEmbeddingBagCollection(of_part, own, env, **options)
-    divide_as_whole(part, means="size" in divisors.values())
+    divide_as_whole(part, means="size" in tiered["divisors"].values())
     return part
 
 
