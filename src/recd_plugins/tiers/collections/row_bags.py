@@ -70,7 +70,7 @@ class TierRowBagCollection(ShardedParts):
         summed = [config for config in configs if config not in travelling]
         row_wise = summed_in_parts(parameters) | {config.name for config in travelling}
         divisors = divisors_of(configs, row_wise)
-        tiered: dict[str, Any] = {
+        of_tiers: dict[str, Any] = {
             "plan": plan,
             "nodes": nodes,
             "chunk_rows": chunk_rows,
@@ -81,7 +81,7 @@ class TierRowBagCollection(ShardedParts):
                 sequences_of(module, tables),
                 parameters={name: parameters[name] for name in tables},
                 env=env,
-                **tiered,
+                **of_tiers,
                 **options,
             )
             for tables in _by_dimension(travelling)
@@ -93,7 +93,7 @@ class TierRowBagCollection(ShardedParts):
         ]
         """For each part, the key of the whole output for each of its own."""
         if summed:
-            parts.append(_sums_of(module, summed, parameters, env, tiered, options))
+            parts.append(_sums_of(module, summed, parameters, env, of_tiers, options))
             # Beside the tables that are left out here, a feature may have another name.
             self._names.append(
                 {
@@ -155,18 +155,19 @@ def _sums_of(
     configs: Sequence[EmbeddingBagConfig],
     parameters: Mapping[str, ParameterSharding],
     env: ShardingEnv,
-    tiered: Mapping[str, Any],
+    of_tiers: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> TierEmbeddingBagCollection | ShardedEmbeddingBagCollection:
     """The part of the tables whose bags are summed at home: with tiers in front, if the plan has
-    any of these tables. `options` are those of TorchRec's module, `tiered` those of tiers."""
+    any of these tables. `options` are those of TorchRec's module, `of_tiers` what a tiered one
+    takes beside."""
     names = [config.name for config in configs]
     of_part, own = bags_of(module, names), {name: parameters[name] for name in names}
-    plan: TierPlan = tiered["plan"]
+    plan: TierPlan = of_tiers["plan"]
     if not plan.tables.keys().isdisjoint(names):
-        return TierEmbeddingBagCollection(of_part, own, env, **tiered, **options)
+        return TierEmbeddingBagCollection(of_part, own, env, **of_tiers, **options)
     part = ShardedEmbeddingBagCollection(of_part, own, env, **options)
-    divide_as_whole(part, means="size" in tiered["divisors"].values())
+    divide_as_whole(part, means="size" in of_tiers["divisors"].values())
     return part
 
 
