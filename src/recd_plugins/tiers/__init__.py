@@ -16,7 +16,7 @@ of time, each with its file on the right. docs/tiers.md has the numbers of one b
     waits for splits          the ids of `per_node` go to ranks of the node   exchange
     waits for ids             GroupAnswer: rows asked for                     exchange
                                 and rows touched                              gradients
-    compute_and_output_dist   Tiers.answer_node makes the Update:             tiers
+    compute_and_output_dist   Tiers.look_up makes the Update:                 tiers
                                 Replicas.fill, where they are empty           replicas
                                   each tier takes its rows from their home    replicas, home_tables
                                 rows go to the ranks that asked               routed_batch

@@ -178,9 +178,10 @@ class RoutedGroup(GroupIds, Multistreamable):
         """Ask the node for rows of the tier `per_node`, and find out which rows all ranks touch."""
         return GroupRequest(self.replicas, self.addresses, self.asked, nodes, hot=self.hot)
 
-    def answer_node(self, answer: GroupAnswer, nodes: Nodes, *, before_backward: bool) -> None:
-        """Send the node's ranks the rows that they asked of this one, as the rows are now.
-        `before_backward` of another batch, copies of those of the tier `replicated` are kept."""
+    def look_up(self, answer: GroupAnswer, nodes: Nodes, *, before_backward: bool) -> None:
+        """Look rows up in the replicas as they are now, and send the node's ranks those that they
+        asked of this one. `before_backward` of another batch, copies of those of the tier
+        `replicated` are kept."""
         self.answer = answer
         if (tier := self.replicas.replicated_tier) is not None:
             self.replicated_rows = tier.rows

@@ -155,8 +155,9 @@ class Tiers:
         """Begin each group's request, in their order."""
         return [group.request(self.nodes) for group in batch.groups]
 
-    def answer_node(self, batch: RoutedBatch, answers: Sequence[GroupAnswer]) -> Update:
-        """Fill the replicas that the batch is routed by, and send the node the rows it asked for.
+    def look_up(self, batch: RoutedBatch, answers: Sequence[GroupAnswer]) -> Update:
+        """Look the batch up in the replicas that it is routed by, and send the node the rows that
+        it asked for. Replicas that are empty are filled first.
 
         The update is the one that the batch's backward will make.
         """
@@ -164,7 +165,7 @@ class Tiers:
         self._move_rows_to(batch.replicas)
         before_backward = any(True for _ in self._updates.to_come())
         for group, answer in zip(batch.groups, answers, strict=True):
-            group.answer_node(answer, self.nodes, before_backward=before_backward)
+            group.look_up(answer, self.nodes, before_backward=before_backward)
         division = GradientDivision.of_forward()
         reduction = Reduction(self.nodes, division, self._chunk_rows, batch.hot)
         skipped: list[Parameter] = []

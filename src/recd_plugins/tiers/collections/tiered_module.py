@@ -110,7 +110,7 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
             super().prefetch(own, forward_stream, ctx)
 
     def compute(self, ctx: Any, dist_input: KJTList) -> list[Any]:
-        own = self._answer_node(ctx, dist_input)
+        own = self._look_up(ctx, dist_input)
         found: list[Any] = [] if ctx.is_hot else super().compute(ctx, own)
         return found
 
@@ -120,9 +120,9 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
 
     @outside_of_graphs
     def compute_and_output_dist(self, ctx: Any, input: KJTList) -> LazyAwaitable[Any]:
-        """Answer the node first: its rows travel while TorchRec looks up its own."""
+        """Look up in the replicas first: the node's rows travel while TorchRec looks up its own."""
         _check_autograd()
-        own = self._answer_node(ctx, input)
+        own = self._look_up(ctx, input)
         if ctx.is_hot:
             return self._output(ctx, self._nothing_from_home())
         return self._output(ctx, super().compute_and_output_dist(ctx, own))
@@ -137,11 +137,11 @@ class TieredModule(ShardedModule[KJTList, list[Any], Any, Any]):
         request: Any = super().input_dist(ctx, ids)
         return cast("KJTListSplitsAwaitable[Any]", request)
 
-    def _answer_node(self, ctx: Any, input: KJTList) -> KJTList:
-        """Send the node the rows that it asked for, and return the rest of the input: the ids that
-        TorchRec exchanged, in the form that it takes."""
+    def _look_up(self, ctx: Any, input: KJTList) -> KJTList:
+        """Look the batch up in the replicas, and send the node the rows that it asked for. Returns
+        the rest of the input: the ids that TorchRec exchanged, in the form that it takes."""
         count = len(ctx.sharding_contexts)
-        ctx.update = self.tiers.answer_node(ctx.batch, input.features[count:])
+        ctx.update = self.tiers.look_up(ctx.batch, input.features[count:])
         return KJTList(input.features[:count])
 
     def _output(self, ctx: Any, home: LazyAwaitable[Any]) -> LazyAwaitable[Any]:
