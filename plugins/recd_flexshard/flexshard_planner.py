@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FlexShardPlanner", "build_flexshard"]
 
+MOST_NAMED = 6
+"""Tables that a notice tells to name; of more it names a pattern for all."""
+
 
 class FlexShardPlanner(TierPlanner):
     """Two or three tiers in front of tables, by expected time and memory."""
@@ -73,7 +76,7 @@ class FlexShardPlanner(TierPlanner):
 
     def no_tables(self, every: Mapping[str, ModelTable]) -> Unused:
         """Pooled tables must be named."""
-        names = ", ".join(every)
+        names = ", ".join(every) if len(every) <= MOST_NAMED else '"?*"'
         return Unused(
             what="sharding: flexshard",
             why="the model has no table of sequences; of its pooled tables TorchRec sends one sum "

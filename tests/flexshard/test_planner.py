@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -41,6 +42,7 @@ from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.conformance import check_record
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA, Probe
+from recd_plugins.tiers.planner.plan_notices import PlanNotices
 
 SLOW = Topology(ranks_per_node=2, inter_node_gbps=0.02, intra_node_gbps=2)
 ROWS = 500
@@ -118,6 +120,50 @@ def test_what_is_faster_and_may_not_be_taken_is_told() -> None:
     assert "replicas or coalescing of ids would pay in table item, but what is" in notice.why
     assert f"what is fastest {exchanges}, so that all tables are TorchRec's" in notice.why
     assert f"slower than sums, with replicas, which {exchanges}" in made.explain()
+
+
+@pytest.mark.parametrize(
+    ("needs_gb", "told"),
+    [
+        (0.00291, "Allow it, by `sharding.budget_gb: 0.0030`; or take `sharding` out."),
+        (12.1, "Allow it, by `sharding.budget_gb: 13`; or take `sharding` out."),
+        (0.0, "Take `sharding` out."),
+    ],
+)
+def test_a_budget_is_advised_if_one_would_do(needs_gb: float, told: str) -> None:
+    notices = PlanNotices("sharding", "table", asked_by=("sharding",), options_in="sharding")
+    over = "takes 3 MiB a rank"
+    notice = notices.none_pays(
+        ["item"], 2, row_wise=False, over=over, needs_gb=needs_gb, links_stated=True
+    )
+    assert notice.cure == f"{told} stack.explain() shows what each way takes."
+
+
+def test_many_pooled_tables_are_named_by_a_pattern() -> None:
+    """The registry that the notice tells to write lets their rows travel, by a formula's profile
+    too, which knows no row's id."""
+    names = [f"t{number}" for number in range(7)]
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=16, num_embeddings=999, feature_names=[name])
+        for name in names
+    ]
+    profile = Profile(rows=dict.fromkeys(names, zipf(999, 8, 1.1)))
+    context = Context(batch_size=256, fused={}, profile=profile)
+
+    def proposed(**more: Any) -> FlexShardPlanner:
+        options = {"goal": "min_communication", "coalesce": "rank", "tiers": 1, **more}
+        config = parse(FlexShardConfig, options, "sharding")
+        made = FlexShardPlanner(config, in_front(context, {"search": "greedy"}))
+        model = nn.ModuleDict({"bags": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+        made.propose(model, SLOW, 4)
+        return made
+
+    (notice,) = proposed().notices()
+    told = re.search("`coalesce: rank, tables: (.*)`", notice.cure)
+    assert told is not None
+    made = proposed(tables=yaml.safe_load(told[1]))
+    assert made.tier_plan is not None
+    assert set(made.tier_plan.tables) == set(names)
 
 
 def test_hot_rows_of_sequences_get_replicas_and_their_tables_are_row_wise() -> None:

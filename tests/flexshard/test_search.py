@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recd_flexshard.policy.considered_plans import considered_plans
-from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch
+from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch, way_of
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.parametric import uniform, zipf
@@ -188,6 +188,33 @@ def test_rows_are_copied_only_if_that_is_faster_where_ranks_work_meanwhile_too()
     without = slow.ledgers.by({"s": alone})
     assert slow.best.ms < without.ms
     assert slow.best.ms_working_meanwhile < without.ms_working_meanwhile
+
+
+def test_a_plan_over_the_budget_says_which_budget_it_fits() -> None:
+    sequences = dataclasses.replace(pooled("s", 0, rows=20_000, lookups=3), bags=0)
+    poor = searched(sequences, budget=0.0)
+    rich = poor.ledgers.by({"s": TableSizes(replicated=2_000)})
+    needs = poor.needs(rich)
+    assert not poor.fits(rich)
+    assert 0 < needs < MUCH
+    assert searched(sequences, budget=needs).fits(rich)
+    assert not searched(sequences, budget=0.99 * needs).fits(rich)
+    assert poor.needs(poor.best) == 0
+    tiny = searched(pooled("tiny", 0, rows=3, lookups=1), budget=0.0)
+    one_empty = tiny.ledgers.by({"tiny": TableSizes(replicated=3)})
+    assert not tiny.fits(one_empty)
+    assert tiny.needs(one_empty) == 0  # no budget would do
+
+
+def test_a_plan_that_is_hardly_faster_is_not_told_to_lack_memory() -> None:
+    search = searched(*(pooled(f"t{n}", n, rows=1_000, lookups=1) for n in range(2)), budget=0.0)
+    (considered,) = considered_plans(search).values()
+    fastest = min(considered, key=lambda one: one.ms)
+    assert fastest.needs > 0
+    assert fastest.ms < search.best.ms
+    assert not fastest.worth
+    much = searched(*search.tables.values(), budget=2 * fastest.needs)
+    assert {way_of(one) for one in much.best.tables.values()} == {"rank"}
 
 
 @pytest.mark.parametrize("budget", [0.0, MUCH])

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from recd_plugins.planning.access.parametric import uniform, zipf
 from recd_plugins.planning.cluster import Cluster
 from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.explain.plan_report import Frontier, PlanReport, compared
+from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport, compared
 from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.table_sizes import TableSizes
@@ -97,6 +97,29 @@ def test_a_step_without_a_lookup_takes_no_time() -> None:
     assert "expected step: 0 ms, as fast as row-wise (0) and" in "\n".join(plan.lines())
     assert compared(0, 2, "row-wise") == "faster than row-wise"
     assert compared(2, 0, "row-wise") == "slower than row-wise"
+
+
+def test_it_says_what_keeps_a_faster_plan_out() -> None:
+    def told(exchanged: float, needs: float, *, worth: bool = True) -> tuple[str, float]:
+        own = Considered(way="own", ms=9, exchanged=8, memory=0, fits=True, chosen=True)
+        faster = dataclasses.replace(
+            own, way="sums", ms=4, exchanged=exchanged, fits=False, chosen=False, needs=needs
+        )
+        faster = dataclasses.replace(faster, worth=worth)
+        made = dataclasses.replace(report(), considered={"bags": [own, faster]})
+        why = made.over or "is not worth leaving what is simpler"
+        assert f"own, 2.25x slower than sums, which {why}" in "\n".join(made.lines())
+        return made.over, made.needs
+
+    assert told(8, 3 << 20) == (
+        "takes 3 MiB a rank beside TorchRec's own plan, over the budget",
+        3 << 20,
+    )
+    assert told(8, 0) == ("leaves a rank without rows", 0)
+    assert told(8, -1) == ("saves too little memory", -1)
+    assert told(9, 0) == ("exchanges more bytes than TorchRec's own plan", 0)
+    assert told(8, 3 << 20, worth=False) == ("", 0)
+    assert (report().over, report().needs) == ("", 0)
 
 
 def test_a_frontier_of_many_steps_is_reported_by_some() -> None:

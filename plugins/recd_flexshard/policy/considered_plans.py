@@ -100,4 +100,6 @@ class _Collection:
             memory=ledger.memory - self.search.own.memory,
             fits=self.search.fits(ledger),
             chosen=chosen,
+            needs=self.search.needs(ledger),
+            worth=self.search.is_worth(ledger),
         )

@@ -120,13 +120,22 @@ class PlanSearch:
         TorchRec's own plan: nobody asked for more traffic, however fast the links are. Nor may a
         rank be without any row of the tables that TorchRec looks up in one kernel.
         """
-        if self._known and self._leaves_a_rank_empty(ledger):
+        return self._may_be(ledger) and self._within_budget.extra(ledger) <= self.budget
+
+    def needs(self, ledger: Ledger) -> float:
+        """The budget that it would fit; 0 where it fits, or none would do."""
+        if self.fits(ledger) or not self._may_be(ledger):
+            return 0.0
+        return self._within_budget.extra(ledger)
+
+    def _may_be(self, ledger: Ledger) -> bool:
+        """Whether it fits, the budget aside."""
+        if not self._known:
+            return True
+        if self._leaves_a_rank_empty(ledger):
             return False
-        if self._known and self.budget >= 0:
-            more = ledger.cost.exchanged - self.own.cost.exchanged
-            if more > ROUNDING * self.own.cost.exchanged:
-                return False
-        return self._within_budget.extra(ledger) <= self.budget
+        more = ledger.cost.exchanged - self.own.cost.exchanged
+        return self.budget < 0 or more <= ROUNDING * self.own.cost.exchanged
 
     def ways_of(self, names: tuple[str, ...]) -> tuple[Way, ...]:
         """The ways that a collection may choose from."""
@@ -273,19 +282,23 @@ class PlanSearch:
     def _weigh(self, ledger: Ledger, worth: float = WORTH) -> None:
         """Take a plan for the best if it fits, and saves the share `worth` of a step or, where it
         is less simple, more."""
-        if self._best is not None:
-            if self._known and self._best is self.own:
-                worth = max(worth, LEAVING)
-            if _copies_of_bags(ledger) and not _copies_of_bags(self._best):
-                worth = max(worth, COPYING_BAGS)
-            if ledger.ms >= (1 - worth) * self._best.ms:
-                return
-            if self._slower_at_work(ledger):
-                return
+        if self._best is not None and not self._beats(self._best, ledger, worth):
+            return
         if self.fits(ledger):
             self._best = ledger
             if not _has_replicas(ledger):
                 self._without_copies = ledger
+
+    def is_worth(self, ledger: Ledger) -> bool:
+        """Whether it would replace the best plan if it fits."""
+        return self._beats(self.best, ledger, WORTH)
+
+    def _beats(self, best: Ledger, ledger: Ledger, worth: float) -> bool:
+        if self._known and best is self.own:
+            worth = max(worth, LEAVING)
+        if _copies_of_bags(ledger) and not _copies_of_bags(best):
+            worth = max(worth, COPYING_BAGS)
+        return ledger.ms < (1 - worth) * best.ms and not self._slower_at_work(ledger)
 
     def _slower_at_work(self, ledger: Ledger) -> bool:
         """Whether it takes longer where ranks work while others wait for bytes: than TorchRec's own

@@ -252,6 +252,8 @@ class RowDistribution:
         Rows that were never counted are all equal, and come last, by their id. Raises
         `CapabilityError` if these are so many that their ids do not fit into the machine's memory.
         """
+        if rows == 0:
+            return np.zeros(0, np.int64)
         if self.ids is not None and rows <= len(self.ids):
             return self.ids[:rows]
         if self.ids is None or len(self.ids) < self.num_rows - self.counts[-1]:

@@ -61,13 +61,21 @@ class PlanReport:
     def over(self) -> str:
         """What a faster plan than the chosen one takes more of than it may, in words; nothing where
         none is faster."""
-        found = ""
+        return next((_over(one, own) for one, own in self._faster), "")
+
+    @property
+    def needs(self) -> float:
+        """The budget, in bytes a rank, that this faster plan would fit; 0 where none would do."""
+        return next((one.needs for one, _ in self._faster), 0.0)
+
+    @property
+    def _faster(self) -> Iterator[tuple[Considered, Considered]]:
+        """The fastest plan of each collection that may not be taken, and TorchRec's own."""
         for every in self.considered.values():
             (chosen,) = (one for one in every if one.chosen)
             fastest = min(every, key=lambda one: one.ms)
-            if not fastest.fits and fastest.ms < chosen.ms:
-                found = found or _over(fastest, every[0])
-        return found
+            if not fastest.fits and fastest.worth and fastest.ms < chosen.ms:
+                yield fastest, every[0]
 
     @cached_property
     def room(self) -> float | None:
@@ -308,6 +316,10 @@ class Considered:
     fits: bool
     """Whether it is within the budget, and exchanges no more than TorchRec's own plan."""
     chosen: bool
+    needs: float = 0.0
+    """The budget, in bytes a rank, that it would fit; 0 where it fits, or none would do."""
+    worth: bool = True
+    """Whether it is faster than the chosen one by enough to replace it, if it fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,7 +382,7 @@ def _won(path: str, every: Sequence[Considered]) -> str:
     why = f"{path}: {chosen.way}, {', '.join(dict.fromkeys(words))}"
     if fastest is chosen:
         return why
-    if not fastest.fits:
+    if not fastest.fits and fastest.worth:
         return f"{why}, which {_over(fastest, every[0])}"
     return f"{why}, which is not worth leaving what is simpler"
 
@@ -379,7 +391,9 @@ def _over(one: Considered, own: Considered) -> str:
     """Why a plan may not be taken, beside TorchRec's own."""
     if one.exchanged > own.exchanged:
         return "exchanges more bytes than TorchRec's own plan"
-    return "is over the budget, or leaves a rank without rows"
+    if one.needs > 0:
+        return f"takes {in_bytes(one.needs)} a rank beside TorchRec's own plan, over the budget"
+    return "saves too little memory" if one.needs else "leaves a rank without rows"
 
 
 def _report(entry: Entry, ledger: Ledger, interval: tuple[float, float]) -> TierReport:

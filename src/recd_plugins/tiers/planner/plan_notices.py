@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -143,19 +144,24 @@ class PlanNotices:
         *,
         row_wise: bool,
         over: str,
+        needs_gb: float,
         links_stated: bool,
     ) -> Unused:
         """The policy has chosen nothing for these tables, or left them plainly `row_wise`; a faster
-        plan would be `over` what it may take. The prices are of `links_stated` by a topology."""
+        plan would be `over` what it may take, and fit a budget of `needs_gb` if that is what it
+        lacks. The prices are of `links_stated` by a topology."""
         left = "these are plainly row-wise" if row_wise else "all tables are TorchRec's"
         if over:
+            budget = (
+                f"{self._options_in}.budget_gb: {_rounded_up(needs_gb)}" if needs_gb > 0 else ""
+            )
+            take = f"Allow it, by `{budget}`; or take" if budget else "Take"
             return Unused(
                 what=self._what,
                 why=f"by its prices for {so_many(world_size, 'rank')} replicas or coalescing of "
                 f"ids would pay in {listed(tables, kind='table')}, but what is fastest {over}, so "
                 f"that {left}",
-                cure=f"stack.explain() shows what each way takes. Take {self._all} out, or give "
-                f"replicas memory where that is what lacks, by `{self._options_in}.budget_gb`.",
+                cure=f"{take} {self._all} out. stack.explain() shows what each way takes.",
             )
         return Unused(
             what=self._what,
@@ -168,6 +174,12 @@ class PlanNotices:
                 else "say what the network is: `topology` in registry.yaml."
             ),
         )
+
+
+def _rounded_up(number: float) -> str:
+    """To two digits: what is asked for is given."""
+    digits = max(1 - math.floor(math.log10(number)), 0)
+    return f"{math.ceil(number * 10**digits) / 10**digits:.{digits}f}"
 
 
 def in_backticks(slots: Sequence[str]) -> str:

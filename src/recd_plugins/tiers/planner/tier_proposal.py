@@ -36,7 +36,7 @@ from recd_plugins.planning.planner_bases import HoldsRowWise
 from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.table_sizes import TableSizes
 from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.planning.topology import states_links
+from recd_plugins.planning.topology import GB, states_links
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes, check_choice, naming_whose
 from recd_plugins.tiers.planner.kernel_rows import KernelRows
 from recd_plugins.tiers.planner.left_tables import LeftTables, of_weighted_means
@@ -325,6 +325,7 @@ class TierProposal:
                     self._world_size,
                     row_wise=bool(sizes),
                     over=chosen.report.over,
+                    needs_gb=chosen.report.needs / GB,
                     links_stated=states_links(self._topology),
                 )
             )
