@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import random
 import threading
@@ -672,6 +673,45 @@ def endless() -> Iterator[KeyedJaggedTensor]:
     while True:
         yield kjt(number)
         number += 1
+
+
+class Pipe:
+    """An iterator with what trainers ask of a loader, as the one of AMD's Primus-DLRM."""
+
+    def __init__(self) -> None:
+        self.sampler, self.epoch, self.read = object(), 0, 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Pipe:
+        return self
+
+    def __next__(self) -> KeyedJaggedTensor:
+        self.read += 1
+        return kjt(self.read)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+
+def test_a_peeked_loader_has_what_the_trainer_asks_of_it() -> None:
+    pipe = Pipe()
+    batches = Peeked(pipe)
+    with Look(batches) as look:
+        assert len(list(itertools.islice(look, 3))) == len(look) - 7 == 3
+    batches.epoch = 5
+    assert (len(batches), batches.sampler, pipe.epoch) == (10, pipe.sampler, 5)
+    assert next(batches).values().tolist() == kjt(1).values().tolist()
+    assert not hasattr(batches, "state_dict")  # that of `pipe` is three batches ahead
+    with pytest.raises(AttributeError, match="ahead of training by the batches"):
+        batches.load_state_dict({"read": 0})
+    with pytest.raises(AttributeError, match="no attribute 'dataset'"):
+        batches.dataset  # noqa: B018
+    no_length = Peeked(kjt(1) for _ in range(9))
+    assert bool(no_length)
+    with pytest.raises(TypeError, match="has no len"):
+        len(no_length)
 
 
 def test_an_iterator_is_looked_into_once_it_keeps_what_is_read() -> None:

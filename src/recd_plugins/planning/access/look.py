@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.contents import Contents, warn_of_shared
 from recd_plugins.planning.access.shared_numbers import (
@@ -62,10 +63,14 @@ ABSENT = object()
 """Stands for an attribute that is not there."""
 
 
-class Peeked(Generic[T]):
-    """An iterator whose next batches can be looked at; it still yields all of them."""
+class Peeked(WrappedLoader, Generic[T]):
+    """An iterator whose next batches can be looked at; it still yields all of them. Its length and
+    other attributes, such as a sampler, are those of what it iterates over. It has no state, since
+    that would be of batches that training has not had yet.
+    """
 
     def __init__(self, batches: Iterable[T]) -> None:
+        self._loader = batches
         self._running = iter(batches)
         self._held: deque[T] = deque()
         self._kept: KeptBatches | None = None
@@ -79,6 +84,18 @@ class Peeked(Generic[T]):
         if self._kept is not None:
             self._kept.take()
         return self._held.popleft()
+
+    def __bool__(self) -> bool:  # by its length, an iterator without one would be an error
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(
+                f"what stack.peek returns has no {name!r}, for the loader is ahead of training by "
+                "the batches that the plan has read. Plan by a saved profile "
+                "(`stack.plan(model, profile=...)`), and leave stack.peek out."
+            )
+        return super().__getattr__(name)
 
     def ahead(self) -> Iterator[T]:
         """The batches that come next, from the first one, each read when it is asked for."""
