@@ -177,7 +177,7 @@ class PlanNotices:
 
 
 def _rounded_up(number: float) -> str:
-    """To two digits: what is asked for is given."""
+    """It, or a little more, in two digits."""
     digits = max(1 - math.floor(math.log10(number)), 0)
     return f"{math.ceil(number * 10**digits) / 10**digits:.{digits}f}"
 
