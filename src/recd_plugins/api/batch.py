@@ -14,7 +14,6 @@ from recd_plugins.data.wired_batch import (
     joined_records,
     without_bodies,
 )
-from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.registry.program import TransformProgram
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.groups import Groups, check_groups
@@ -32,6 +31,7 @@ from recd_plugins.sparse.own_batches import (
 )
 from recd_plugins.sparse.partial import PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.row_wise import RowWise
+from recd_plugins.sparse.wrapped_loader import WrappedLoader
 
 __all__ = [
     "WIRED_SCHEMA",

@@ -17,7 +17,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import PluginError, check_made, listed, nearest, so_many
 from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.slots.builds import Loader
@@ -25,6 +24,7 @@ from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import check_lookup
+from recd_plugins.sparse.wrapped_loader import WrappedLoader
 
 __all__ = ["BatchCheck", "CheckedLoader", "Named", "checked", "kind_of"]
 

@@ -13,11 +13,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.compat.tracing import outside_of_graphs
 from recd_plugins.data.preprocess.batch_transform import BatchTransform, row_wise
 from recd_plugins.data.preprocess.steps import ChosenTransform, schema_of_keys, steps_of
-from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.keyed import with_ids
 from recd_plugins.sparse.own_batches import FeaturesOf, features_of, replaced
+from recd_plugins.sparse.wrapped_loader import WrappedLoader
 
 if TYPE_CHECKING:
     from recd_plugins.slots import DedupConverter

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.contents import Contents, warn_of_shared
 from recd_plugins.planning.access.shared_numbers import (
@@ -24,6 +23,7 @@ from recd_plugins.planning.access.shared_numbers import (
     restoring_properties,
     restoring_shared,
 )
+from recd_plugins.sparse.wrapped_loader import WrappedLoader
 
 if TYPE_CHECKING:
     from recd_plugins.sparse.kept_batches import KeptBatches

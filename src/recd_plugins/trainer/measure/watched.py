@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.compat.pytorch import device_of, is_innermost
-from recd_plugins.data.wrapped_loader import WrappedLoader
 from recd_plugins.planning.access.lookups import deduplicated_parts, is_hot, sparse_parts
+from recd_plugins.sparse.wrapped_loader import WrappedLoader
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds
 from recd_plugins.trainer.measure.forecasts import Facts, is_counted
