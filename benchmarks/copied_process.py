@@ -19,7 +19,7 @@ __all__ = ["import_for_all", "run_in_a_copy"]
 
 IMPORTED = (
     *("pyarrow.dataset", "pyarrow.parquet", "torchrec", "torchrec.models.dlrm"),
-    *("recd_plugins.testing.preload", "recd_plugins.planning.torchrec_search"),
+    *("recd_plugins.testing.preload", "recd_plugins.planning.torchrec_plan.torchrec_search"),
     *("recd_dedup", "recd_dlrm", "recd_dsi", "recd_flexshard", "recd_scars"),
 )
 """What most suites import."""

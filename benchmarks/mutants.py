@@ -1,8 +1,8 @@
 """Would the tests notice? Small changes are made to a file one by one, and its tests run on each.
 
-`make mutants FILE=src/recd_plugins/planning/cost.py` turns each operator, condition and number
-of the file once (cosmic-ray makes the changes), runs the tests that import the file, and lists
-the changes that none of them noticed. Each of those is a missing test, or changes nothing.
+`make mutants FILE=src/recd_plugins/planning/prices/cost.py` turns each operator, condition and
+number of the file once (cosmic-ray makes the changes), runs the tests that import the file, and
+lists the changes that none of them noticed. Each of those is a missing test, or changes nothing.
 
 The tests are collected once, then a process is forked for each change: it puts the changed code
 in the place of the functions' own, and runs the tests until one fails. To start torch for each

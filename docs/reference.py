@@ -52,7 +52,7 @@ from recd_plugins.data.dataset import Dataset
 from recd_plugins.describe import attribute_docs, describe, field_docs, nested, options_of
 from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.hooks.specs import ADDITIONS, HOOKS
-from recd_plugins.planning.topology import PRESETS, Topology
+from recd_plugins.planning.cluster.topology import PRESETS, Topology
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.tiers.planner.tier_policy import TierPolicy
 from recd_plugins.trainer.training import Training

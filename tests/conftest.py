@@ -38,7 +38,7 @@ PRELOADED_FOR_TESTS[-1:-1] = [
     "recd_plugins.cli.main",
     "recd_plugins.data.reader.local_loader",
     "recd_plugins.hooks.defaults",
-    "recd_plugins.planning.torchrec_search",
+    "recd_plugins.planning.torchrec_plan.torchrec_search",
     "recd_dedup",
     "recd_dlrm",
     "recd_flexshard",

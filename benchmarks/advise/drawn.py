@@ -32,7 +32,7 @@ from benchmarks.harness import Figure, Report, main, spread
 from recd_plugins.advise.advice import advise
 from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.topology import save_topology
+from recd_plugins.planning.cluster.topology import save_topology
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 

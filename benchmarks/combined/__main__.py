@@ -39,8 +39,8 @@ from benchmarks.flexshard.steps import topology as measured_topology
 from benchmarks.harness import Figure, Limit, Report, main, spread
 from benchmarks.limits import least_step, link_seconds
 from benchmarks.recd_train.ranks import TrainSteps
-from recd_plugins.planning.measured_topology import ROUNDS
-from recd_plugins.planning.topology import save_topology
+from recd_plugins.planning.cluster.measured_topology import ROUNDS
+from recd_plugins.planning.cluster.topology import save_topology
 
 N_NODES, MBIT = 2, 200
 LIMIT = 3600.0

@@ -24,7 +24,7 @@ from recd_plugins.api.data import MESSAGES
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.trainer.checkpoints.files import (
     check_whole,
     digest_of,

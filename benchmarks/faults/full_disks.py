@@ -25,7 +25,7 @@ from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_plugins.api.data import MESSAGES
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.trainer.checkpoints.files import check_whole
 from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 

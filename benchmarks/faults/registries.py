@@ -10,7 +10,7 @@ from benchmarks.faults.jobs import JOB, furnish, written
 from benchmarks.faults.odd_values import ODD_YAML
 from benchmarks.faults.programs import Ended, Place, contents
 from recd_plugins.describe import type_hints
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.registry import Registry
 from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
 from recd_plugins.slots import SLOTS

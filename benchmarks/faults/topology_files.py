@@ -10,7 +10,7 @@ from benchmarks.faults.jobs import furnish
 from benchmarks.faults.odd_values import ODD_YAML
 from benchmarks.faults.programs import Place
 from recd_plugins.describe import type_hints
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.cluster.topology import Link, Topology
 
 __all__ = ["TOPOLOGY_FILES"]
 

@@ -37,7 +37,7 @@ from benchmarks.flexshard.paper_tables import k_of_ours, table_5, table_6
 from benchmarks.flexshard.router import router
 from benchmarks.flexshard.steps import QUICK_ROUNDS
 from benchmarks.harness import Figure, Report, main
-from recd_plugins.planning.measured_topology import ROUNDS
+from recd_plugins.planning.cluster.measured_topology import ROUNDS
 
 __all__ = ["measure"]
 

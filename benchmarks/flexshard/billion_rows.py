@@ -12,8 +12,8 @@ from benchmarks.harness import Figure
 from benchmarks.peak_memory import peak_memory
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
 
 __all__ = ["billion_rows"]
 

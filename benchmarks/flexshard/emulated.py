@@ -14,9 +14,9 @@ from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.steps import SideSteps, take_turns, topology
 from benchmarks.flexshard.workload import Workload
 from benchmarks.harness import spread
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.measured_topology import ROUNDS
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.measured_topology import ROUNDS
+from recd_plugins.planning.prices.cost import Prices
 
 __all__ = ["EmulatedCluster", "Measured"]
 

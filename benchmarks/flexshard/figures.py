@@ -13,8 +13,8 @@ from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
 from benchmarks.flexshard.steps import FUSED
 from benchmarks.harness import Figure, Limit
 from benchmarks.limits import link_seconds
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.replica_factor import row_passes
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.replica_factor import row_passes
 
 __all__ = ["Bench"]
 

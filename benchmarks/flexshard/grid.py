@@ -9,9 +9,9 @@ from typing import Literal
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side, tables
 from benchmarks.flexshard.workload import TABLE, Workload
 from recd_flexshard.policy.goals import choose
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 
 __all__ = [
     "BUDGET",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from benchmarks.flexshard.paper import PRICES
 from benchmarks.harness import Figure, Limit, spread
 from benchmarks.recd_train.memory import give_back
-from recd_plugins.planning.tier_plan import CHUNK_ROWS
+from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.collectives import CollectiveSequence, Nodes
 from recd_plugins.tiers.gradients.entries import Entries

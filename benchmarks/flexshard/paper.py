@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.flexshard.coverage_curve import through_points
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import PAPER_K, priced
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import PRESETS
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import PRESETS
+from recd_plugins.planning.prices.cost import PAPER_K, priced
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 
 __all__ = ["DESIGNS", "MODELS", "PRICES", "PaperModel"]
 

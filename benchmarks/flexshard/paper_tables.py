@@ -11,7 +11,7 @@ from benchmarks.flexshard.memory import K
 from benchmarks.flexshard.paper import DESIGNS, MODELS, PRICES, PaperModel
 from benchmarks.harness import Figure, Report, main
 from recd_flexshard.policy.goals import choose
-from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.prices.ledger import Ledger
 
 __all__ = ["k_of_ours", "table_5", "table_6"]
 

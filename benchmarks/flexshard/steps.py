@@ -22,9 +22,9 @@ from benchmarks.flexshard.sides import Side
 from benchmarks.flexshard.workload import TABLE, Features, Sequences, Workload
 from recd_plugins.compat.both_ways import exchange_both_ways
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.measured_topology import ROUNDS, measure_topology
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders

@@ -22,7 +22,7 @@ from benchmarks.recd_train.workload import TrainSide, TrainWorkload
 from recd_plugins.compat.both_ways import exchange_both_ways
 from recd_plugins.data.batch import Batch
 from recd_plugins.dense_gradients.data_parallel import DenseGradients
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.slots import Loader
 from recd_plugins.stack import Stack, load
 from recd_plugins.trainer.assemble import assemble

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.topology import GB, PRESETS
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, PRESETS
 
 __all__ = ["A100", "FLEXSHARD", "H100", "ZIONEX", "DeviceSheet"]
 

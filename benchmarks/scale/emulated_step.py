@@ -34,9 +34,9 @@ from recd_plugins.embedding.bags_of_one import with_bags_of_one
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.profiled_table import ProfiledTable
 from recd_plugins.planning.step.compute import Compute
-from recd_plugins.planning.tier_plan import Rows, TierPlan
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.tier_plan import Rows, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.tiers.sharder import tier_sharders

@@ -13,11 +13,11 @@ from benchmarks.scale.devices import A100
 from benchmarks.scale.modelled import ModelledJob, job
 from benchmarks.scale.sides import modelled_steps, step_of
 from recd_flexshard.policy.goals import choose
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.planning.topology import GB
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 
 __all__ = ["CURVES", "curves", "files", "picture"]
 

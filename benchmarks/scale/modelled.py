@@ -17,11 +17,11 @@ from benchmarks.flexshard.paper import MODELS as PAPER_MODELS
 from benchmarks.scale.devices import FLEXSHARD, DeviceSheet
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.prices.cost import Prices
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
+from recd_plugins.planning.tables.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
 
 __all__ = ["MODELS", "ModelledJob", "by_flexshard", "by_recd", "job"]
 

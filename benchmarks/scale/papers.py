@@ -19,9 +19,9 @@ from benchmarks.scale.modelled import REST_MS, K, by_recd
 from benchmarks.scale.sides import modelled_step
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import exponential, half_normal, zipf
-from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.cluster.topology import GB
+from recd_plugins.planning.prices.ledger import Ledger
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.topology import GB
 from recd_scars.theory import epoch
 
 __all__ = ["PaperFigure", "as_figures", "flexshard", "recd", "scars"]

@@ -8,13 +8,13 @@ from functools import partial
 
 from benchmarks.scale.modelled import ModelledJob
 from recd_flexshard.policy.goals import choose
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.topology import GB
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
 
 __all__ = ["PLANS", "TOGETHER", "at_batch", "modelled_step", "modelled_steps", "step_of"]
 

@@ -17,10 +17,10 @@ from itertools import count
 
 import numpy as np
 
-from recd_plugins.planning.cost import Cost
-from recd_plugins.planning.milliseconds import own_work_ms
+from recd_plugins.planning.prices.cost import Cost
+from recd_plugins.planning.prices.milliseconds import own_work_ms
+from recd_plugins.planning.prices.table_ledger import TierName
 from recd_plugins.planning.step.step_forecast import BACKWARD, StepForecast
-from recd_plugins.planning.table_ledger import TierName
 
 __all__ = ["Event", "simulate", "simulated_ms"]
 

@@ -28,14 +28,14 @@ from benchmarks.scale.emulated_step import (
     steps_of,
 )
 from recd_flexshard.policy.goals import choose
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.plan_of_sizes import tier_plan
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Link
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
 from recd_plugins.planning.step.compute import Compute
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import Link
+from recd_plugins.planning.tier_plans.plan_of_sizes import tier_plan
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 
 __all__ = ["QUICK", "SETTINGS", "Validated", "ValidationSetting", "figures", "validated"]
 

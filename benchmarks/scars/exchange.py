@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from benchmarks.scars.tables import TableLookups
 from recd_plugins.planning.access.distribution import Integers
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 from recd_plugins.trainer.measure.traffic import TrafficCounter

@@ -13,7 +13,7 @@ from benchmarks.harness import Figure, Limit, Round, alternate, dropped, spread
 from benchmarks.limits import copies
 from benchmarks.scars.tables import Law
 from recd_plugins.data.batch import Batch
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.rows.coalesce import coalesce

@@ -23,7 +23,7 @@ from benchmarks.harness import Figure, spread
 from benchmarks.scars.memory_cap import MemoryCap, NoMemoryCap, memory_cap
 from benchmarks.scars.tables import Law
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed

@@ -19,7 +19,7 @@ from benchmarks.cluster.network import bytes_sent
 from benchmarks.scars.clicks import Clicks, Held, Model
 from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders

@@ -38,16 +38,19 @@ from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_flexshard.policy.goals import choose
 from recd_plugins.planning.access.access_profile import Profile
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.measured_topology import ROUNDS
-from recd_plugins.planning.plan_of_sizes import tier_plan
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.cluster.measured_topology import ROUNDS
+from recd_plugins.planning.cluster.topology import GB, Topology
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.plan_of_sizes import tier_plan
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+)
 from recd_plugins.slots import Context
 
 __all__ = ["FITTED", "JUDGED", "Setting", "measure"]

@@ -20,7 +20,7 @@ from benchmarks.flexshard.steps import OnNodes
 from benchmarks.recd_train.memory import give_back
 from benchmarks.trainers.pooled_model import PooledModel
 from recd_plugins.embedding.bags_of_one import with_bags_of_one
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import tier_sharders
 from recd_plugins.trainer.measure.traffic import TrafficCounter

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from recd_plugins.data.schema import Schema
-    from recd_plugins.planning.cluster import Cluster
-    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.cluster.cluster import Cluster
+    from recd_plugins.planning.tables.model_tables import ModelTable
 
 __all__ = ["Addition", "NotHere", "Objective", "Situation", "Values", "as_they_are"]
 

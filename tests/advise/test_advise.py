@@ -46,12 +46,12 @@ from recd_plugins.errors import CapabilityError, DataError, PluginError, Registr
 from recd_plugins.hooks.catalog import Catalog, ClaimedAddition
 from recd_plugins.hooks.imported import Provider
 from recd_plugins.launch.machine_cores import machine_cores
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.model_tables import ModelTable, model_tables
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.remembered import remembering
 from recd_plugins.planning.step.compute import Compute
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.tables.model_tables import ModelTable, model_tables
 from recd_plugins.registry import Registry
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.stack import Stack, load

@@ -13,7 +13,7 @@ from benchmarks.combined.__main__ import figures
 from benchmarks.combined.additions import ALL, CLUSTER_MODELS, HALF, PLAIN, OnCluster
 from benchmarks.combined.on_nodes import NodeSteps
 from benchmarks.recd_train.ranks import TrainSteps
-from recd_plugins.planning.topology import PRESETS, save_topology
+from recd_plugins.planning.cluster.topology import PRESETS, save_topology
 from recd_plugins.stack import load
 
 DENSE = {(False, "fp32"): 100, (True, "fp32"): 70, (True, "bf16"): 35}

@@ -19,10 +19,10 @@ from benchmarks.flexshard.router import router
 from benchmarks.flexshard.sides import COALESCED, ROW_WISE, Side
 from benchmarks.flexshard.steps import SideSteps
 from recd_plugins.api import DataError
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import Link
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Link
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 from recd_plugins.testing.gloo import GlooPool
 
 PRICES = Prices(

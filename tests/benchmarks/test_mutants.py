@@ -79,8 +79,8 @@ def test_a_change_of_what_does_not_run_is_none(module: ModuleType, before: str, 
 
 
 def test_a_file_is_found_with_the_tests_that_import_it() -> None:
-    module = module_of(ROOT / "src/recd_plugins/planning/cost.py")
-    assert module == "recd_plugins.planning.cost"
+    module = module_of(ROOT / "src/recd_plugins/planning/prices/cost.py")
+    assert module == "recd_plugins.planning.prices.cost"
     assert str(ROOT / "tests/planning/test_cost.py") in mutants.tests_of(module)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.trainers.pooled import AUTO, FITTED, JUDGED, OWN, Setting, candidates
 from benchmarks.trainers.pooled_model import PooledModel
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 
 SMALL = PooledModel(rows=(2_000, 300, 3), dim=8, exponent=1.1, lookups=2, batch_size=64)
 SLOW = Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1)

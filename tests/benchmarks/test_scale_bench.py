@@ -23,8 +23,8 @@ from benchmarks.scale.sides import PLANS, modelled_step
 from benchmarks.scale.simulation import Event, simulate, simulated_ms
 from benchmarks.scale.validation import QUICK, SETTINGS
 from recd_plugins.advise.computed import on_held_embeddings
+from recd_plugins.planning.cluster.topology import GB
 from recd_plugins.planning.step.compute import Compute
-from recd_plugins.planning.topology import GB
 
 
 def test_a_simulation_has_one_event_at_a_time_on_each_resource() -> None:

@@ -35,7 +35,7 @@ from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.errors import CapabilityError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.testing.batches import from_lists
 
 CPU = torch.device("cpu")

@@ -29,6 +29,11 @@ def imported(name: str) -> set[str]:
     }
 
 
+def test_planning_has_few_entries() -> None:
+    entries = [*PLANNING.glob("[!_]*.py"), *PLANNING.glob("*/__init__.py")]
+    assert len(entries) <= 20
+
+
 def test_every_folder_and_file_of_the_host_is_named() -> None:
     rows = re.findall(r"^\| (`.+?`) \|", PAGE.read_text(), flags=re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+(?:\.py|/))`", row)}
@@ -76,6 +81,10 @@ def test_a_plans_way_is_the_same_in_the_page_and_in_the_package() -> None:
         *(
             TIERS / name
             for name in ("collections", "exchange", "gradients", "replicas", "routing", "updates")
+        ),
+        *(
+            PLANNING / name
+            for name in ("cluster", "prices", "tables", "tier_plans", "torchrec_plan")
         ),
         *(TRAINER, TRAINER / "checkpoints", TRAINER / "measure"),
     ],

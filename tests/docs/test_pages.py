@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.describe import options_of
 from recd_plugins.hooks.catalog import Catalog
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.registry import Registry
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import SLOTS

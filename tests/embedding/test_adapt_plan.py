@@ -12,10 +12,13 @@ from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.dedup import DedupEmbeddingBagCollection
 from recd_plugins.embedding.sharded import DedupSharder, with_dedup
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+)
 
 
 def planner(**options: Any) -> TorchRecPlanner:

@@ -21,9 +21,12 @@ import recd_plugins as rp
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.adapted_plan import AdaptedPlan
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+)
 from recd_plugins.testing.gloo import GlooPool
 
 

@@ -51,7 +51,7 @@ from recd_plugins.embedding.corrected_sharders import with_means
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.embedding.wrapped_sharder import AdjustingSharder
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without

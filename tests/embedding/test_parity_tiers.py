@@ -13,7 +13,7 @@ import pytest
 from mixed import BAGS, ROWS, SEQUENCES, Mixed, Sharded, batch_of, deduplicated
 
 from recd_plugins.embedding.sharded import with_dedup
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged
 from recd_plugins.testing.gloo import GlooPool

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from forked import AT_HOME, run_module
 
+from recd_plugins.planning.cluster.topology import PRESETS, load_topology
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.topology import PRESETS, load_topology
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 
@@ -62,7 +62,7 @@ def test_a_script_is_bash(script: str) -> None:
 
 IN_SHORT = """
 from recd_plugins.__main__ import main
-from recd_plugins.planning import measured_topology
+from recd_plugins.planning.cluster import measured_topology
 
 measured_topology.LONG_ENOUGH = 0.001
 main()

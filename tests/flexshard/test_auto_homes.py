@@ -28,11 +28,11 @@ from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.arrange import Arranged, BySharding

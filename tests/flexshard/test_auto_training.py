@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_plugins.data.batch import Batch
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.arrange import Arranged, BySharding

@@ -15,8 +15,8 @@ from recd_flexshard.config import FlexShardConfig
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.table_sizes import TableSizes
+from recd_plugins.planning.tables.model_tables import model_tables
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 from recd_plugins.testing.gloo import GlooPool
 
 SLOWLY = 0.9

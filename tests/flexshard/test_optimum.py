@@ -12,12 +12,12 @@ from recd_flexshard.policy.offers import PER_NODE, REPLICATED, ROW_WISE, Offers
 from recd_flexshard.policy.optimum import Optimum
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.merged_rows import MergedRows
-from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.milliseconds import marginal_ms
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.merged_rows import MergedRows
 
 TABLES = {
     "hot": ProfiledTable(name="hot", rows=RowDistribution.of([2], [0.5]), dim=16),

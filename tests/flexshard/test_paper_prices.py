@@ -17,7 +17,7 @@ import recd_plugins as rp
 from benchmarks.flexshard.paper import MODELS, PaperModel
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 
 
 def saved(model: PaperModel, folder: Path) -> Path:

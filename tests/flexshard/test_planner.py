@@ -31,11 +31,14 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.ledger import Ledger
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.prices.ledger import Ledger
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlannerConfig,
+    build_torchrec_planner,
+)
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.batches import random_batches

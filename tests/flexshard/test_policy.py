@@ -19,15 +19,15 @@ from recd_flexshard.policy.offers import Offers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.merged_rows import MergedRows
-from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Link, Topology
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.milliseconds import marginal_ms
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.merged_rows import MergedRows
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 
 LINKS = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
 SLOW = dataclasses.replace(

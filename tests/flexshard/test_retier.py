@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_flexshard.flexshard_planner import FlexShardPlanner
 from recd_plugins.data.batch import Batch
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike
 from recd_plugins.testing.rounding import plain_of

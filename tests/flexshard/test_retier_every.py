@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.planner_bases import Retiers, Tiered
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.checkpoints.weights import checkpoint_reader

@@ -15,15 +15,15 @@ from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch, 
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Link, Topology
+from recd_plugins.planning.prices.cost import Cost, Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.sharded_cost import sharded_cost
 from recd_plugins.planning.remembered import remembering
-from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.tables.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
 
 CLUSTER = Cluster.of(Topology(ranks_per_node=2, inter_node_gbps=0.01, intra_node_gbps=1), 4)
 PRICES = Prices(cluster=CLUSTER, batch_size=512, k=1.7)

@@ -31,7 +31,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharded import with_dedup
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import without

@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, RecdError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.testing.gloo import GlooPool
 
 SLOW = {"ranks_per_node": 2, "inter_node_gbps": 0.005, "intra_node_gbps": 1.0}

@@ -23,7 +23,7 @@ from recd_plugins.data.preprocess.steps import ChosenTransform, narrowed, steps_
 from recd_plugins.data.schema import Schema, SparseFeature, Vector
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.planning.tables.model_tables import model_tables
 from recd_plugins.registry.delivery import Delivery
 from recd_plugins.stack import Stack
 from recd_plugins.stack.looked_up import check_read

@@ -15,8 +15,8 @@ import pytest
 from plugins import write_module
 from recd_plugins.config import Config
 from recd_plugins.errors import CapabilityError, PluginError, RecdError, RegistryError
-from recd_plugins.planning.topology import PRESETS, Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
+from recd_plugins.planning.cluster.topology import PRESETS, Topology
+from recd_plugins.planning.torchrec_plan.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry import KEYS, Choice, Registry
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import SLOTS, Context

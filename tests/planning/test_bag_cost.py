@@ -24,15 +24,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags, travelling
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.codecs import torchrec_codecs
-from recd_plugins.planning.cost import Cost, Prices
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.explain.plan_report import PlanReport
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.prices.bag_cost import row_wise_bags, table_wise_bags, travelling
+from recd_plugins.planning.prices.codecs import torchrec_codecs
+from recd_plugins.planning.prices.cost import Cost, Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter

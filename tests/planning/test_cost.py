@@ -14,26 +14,26 @@ from benchmarks.flexshard.paper import MODELS, PRICES
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import PAPER_K, Cost, Prices, priced
-from recd_plugins.planning.ledger import FURTHER, Ledger
-from recd_plugins.planning.milliseconds import (
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, Link, Topology
+from recd_plugins.planning.prices.cost import PAPER_K, Cost, Prices, priced
+from recd_plugins.planning.prices.ledger import FURTHER, Ledger
+from recd_plugins.planning.prices.milliseconds import (
     Lane,
     marginal_ms,
     milliseconds,
     overlapped,
     working_meanwhile,
 )
-from recd_plugins.planning.plan_of_sizes import tier_plan
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.replica_factor import (
+from recd_plugins.planning.prices.replica_factor import (
     replica_factor,
     replica_passes,
     row_factor,
     state_bytes,
 )
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import GB, Link, Topology
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.plan_of_sizes import tier_plan
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 from recd_plugins.registry.settings import OptimizerSettings
 
 N, W = 2, 4

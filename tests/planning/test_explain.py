@@ -10,13 +10,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport, compared
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 
 PRICES = Prices(
     cluster=Cluster.of(Topology(ranks_per_node=4, inter_node_gbps=0.02, intra_node_gbps=2), 8),

@@ -12,11 +12,14 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.errors import RegistryError
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.planner_bases import HoldsRowWise
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+)
 from recd_plugins.testing.probe import Probe
 
 

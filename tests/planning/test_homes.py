@@ -16,18 +16,21 @@ from trio import in_mapped_files
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, Topology
 from recd_plugins.planning.homes import fewest, homes_in_words, may_leave, with_less_memory
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.milliseconds import marginal_ms
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.tables.model_tables import ModelTable
+from recd_plugins.planning.tables.planned_shards import PlannedShard, PlannedShards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+)
 
 RANKS, B = 4, 64
 CLUSTER = Cluster.of(Topology(ranks_per_node=2, mapped_ns=5_000), RANKS)

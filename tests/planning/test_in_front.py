@@ -11,7 +11,7 @@ import pytest
 
 import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner
+from recd_plugins.planning.torchrec_plan.torchrec_planner import TorchRecPlanner
 from recd_plugins.slots import Context
 
 PLUGIN = """

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import recd_plugins as rp
 from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.topology import GB
+from recd_plugins.planning.cluster.topology import GB
 from recd_plugins.testing.gloo import GlooPool
 
 MEMINFO = "MemTotal:       24610856 kB\nMemFree:         1000 kB\n"

@@ -13,14 +13,14 @@ from forked import run_module
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
-from recd_plugins.planning import measured_topology, measured_work
-from recd_plugins.planning.measured_topology import (
+from recd_plugins.planning.cluster import measured_topology, measured_work
+from recd_plugins.planning.cluster.measured_topology import (
     fit_link,
     least_device_memory,
     measure_topology,
 )
-from recd_plugins.planning.timer import Timer
-from recd_plugins.planning.topology import GB, Link, Topology, load_topology
+from recd_plugins.planning.cluster.timer import Timer
+from recd_plugins.planning.cluster.topology import GB, Link, Topology, load_topology
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 

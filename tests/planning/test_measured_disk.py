@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning import measured_disk
-from recd_plugins.planning.measured_disk import mapped_row_ns
-from recd_plugins.planning.measured_topology import measure_topology
+from recd_plugins.planning.cluster import measured_disk
+from recd_plugins.planning.cluster.measured_disk import mapped_row_ns
+from recd_plugins.planning.cluster.measured_topology import measure_topology
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 

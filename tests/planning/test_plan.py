@@ -43,17 +43,17 @@ from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.constrained_search import ConstrainedSearch
+from recd_plugins.planning.cluster.machines import finds_these_nodes
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.constraints import (
     ComputeKernel,
     ShardingKind,
     TableConstraint,
     parameter_constraints,
 )
-from recd_plugins.planning.machines import finds_these_nodes
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import (
+from recd_plugins.planning.torchrec_plan.constrained_search import ConstrainedSearch
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
     TorchRecPlanner,
     TorchRecPlannerConfig,
 )

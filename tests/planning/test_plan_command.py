@@ -15,9 +15,9 @@ from recd_plugins.cli.main import app
 from recd_plugins.cli.plan import _write
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.access_profile import Profile
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.stack import plan_in_short
 
 REGISTRY = """

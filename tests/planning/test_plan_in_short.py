@@ -10,14 +10,14 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugins.planning.access.parametric import zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.explain.plan_report import PlanReport
-from recd_plugins.planning.ledger import Ledger
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 from recd_plugins.stack.plan_in_short import MOST_ALIKE, PlanInShort
 
 ROWS, DIM = 256, 16

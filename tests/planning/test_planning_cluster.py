@@ -8,8 +8,15 @@ import pytest
 
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.launch.environment import LOCAL_SIZES, TASKS, TASKS_PER_NODE
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.topology import GB, PRESETS, Link, Topology, load_topology, save_topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import (
+    GB,
+    PRESETS,
+    Link,
+    Topology,
+    load_topology,
+    save_topology,
+)
 from recd_plugins.registry import Registry
 
 

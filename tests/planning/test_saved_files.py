@@ -14,7 +14,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.arrow_file import write_arrow
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 
 INTS, FLOATS = pa.large_list(pa.int64()), pa.large_list(pa.float64())
 

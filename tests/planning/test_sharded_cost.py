@@ -21,17 +21,17 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.planning.access.distribution import RowDistribution, appears
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.codecs import torchrec_codecs
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.planned_shards import PlannedShard, PlannedShards, planned_shards
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost
-from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.prices.codecs import torchrec_codecs
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.row_wise_cost import home_load, row_wise_cost
+from recd_plugins.planning.prices.sharded_cost import sharded_cost
+from recd_plugins.planning.tables.model_tables import model_tables
+from recd_plugins.planning.tables.planned_shards import PlannedShard, PlannedShards, planned_shards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.traffic import Traffic, TrafficCounter

@@ -23,15 +23,15 @@ from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.timing import seconds_of
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.parametric import uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, Link, Topology
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
 from recd_plugins.planning.sharders import default_sharders
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import BUCKET, StepForecast
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import GB, Link, Topology
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 
 HISTORY = FeatureCompute(pooled=10e-6, expanded=1e-6, converted=0.5e-6, activations=1000)
 COMPUTE = Compute(

@@ -14,9 +14,9 @@ from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.parametric import uniform
 from recd_plugins.planning.arrow_file import write_arrow
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.plan_changes import plan_changes
-from recd_plugins.planning.tier_plan import METADATA_KEY, TablePlan, TierPlan
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.tier_plans.plan_changes import plan_changes
+from recd_plugins.planning.tier_plans.tier_plan import METADATA_KEY, TablePlan, TierPlan
 
 
 def rows(*ids: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.topology import PRESETS, Link, Topology, load_topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import PRESETS, Link, Topology, load_topology
 from recd_plugins.registry import Registry
 from recd_plugins.storage.lock_file import LockFile, LockHeld
 

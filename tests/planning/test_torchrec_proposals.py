@@ -19,11 +19,14 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
-from recd_plugins.planning.torchrec_proposals import Proposals
-from recd_plugins.planning.torchrec_search import OrderedEnumerator, torchrec_topology
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+)
+from recd_plugins.planning.torchrec_plan.torchrec_proposals import Proposals
+from recd_plugins.planning.torchrec_plan.torchrec_search import OrderedEnumerator, torchrec_topology
 from recd_plugins.registry.settings import OptimizerSettings
 
 BATCH_SIZE = 512

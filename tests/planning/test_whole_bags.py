@@ -15,12 +15,12 @@ from recd_flexshard.policy.goals import choose
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally, profile_batches
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.bag_cost import travelling
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.prices.bag_cost import travelling
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
 
 ROWS, LENGTH, B = 5_000, 8, 256
 HOT = 250

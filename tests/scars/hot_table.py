@@ -16,7 +16,7 @@ from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Context, Loader
 from recd_scars.hot_batches import HotBatches
 

@@ -22,7 +22,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, DataError
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Context
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor

@@ -31,7 +31,7 @@ import recd_plugins as rp
 from recd_plugins.errors import CapabilityError, DataError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.slots.batch_check import kind_of
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor

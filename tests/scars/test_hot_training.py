@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.table import Table
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool

@@ -30,17 +30,20 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, uniform, zipf
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, Topology
 from recd_plugins.planning.kernels_without_rows import without_rows
-from recd_plugins.planning.merged_rows import MergedRows
-from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.tables.model_tables import ModelTable
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.merged_rows import MergedRows
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlannerConfig,
+    build_torchrec_planner,
+)
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Loader
 from recd_plugins.stack import load

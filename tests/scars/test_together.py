@@ -24,7 +24,7 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.stack import Stack, load
 from recd_plugins.testing.arrange import ByRegistry, BySharding

@@ -25,9 +25,12 @@ from recd_plugins.config import parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.errors import CapabilityError, RegistryError
+from recd_plugins.planning.cluster.topology import GB, Topology
 from recd_plugins.planning.explain.words import in_share
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlannerConfig,
+    build_torchrec_planner,
+)
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context
 from recd_plugins.testing.arrange import Arranged, BySharding

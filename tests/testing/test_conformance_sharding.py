@@ -14,9 +14,12 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.errors import CapabilityError
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlanner, TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlanner,
+    TorchRecPlannerConfig,
+)
 from recd_plugins.slots import (
     CacheRecord,
     Context,

@@ -42,7 +42,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.embedding.adapt import adapt
 from recd_plugins.embedding.sharded import with_dedup
 from recd_plugins.errors import CapabilityError, DataError
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import Arranged, Arrangement, BySharding, tables_of
 from recd_plugins.testing.gloo import GlooPool

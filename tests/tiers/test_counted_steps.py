@@ -17,14 +17,14 @@ from torch.profiler import ProfilerActivity
 from torchrec import EmbeddingCollection, EmbeddingConfig
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.planning import ledger
 from recd_plugins.planning.access.parametric import uniform
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import Prices
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.prices import ledger
+from recd_plugins.planning.prices.cost import Prices
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 from recd_plugins.testing.arrange import Arrangement, BySharding
 from recd_plugins.testing.gloo import GlooPool
 

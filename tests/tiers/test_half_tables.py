@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchrec.modules.embedding_configs import DataType
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool

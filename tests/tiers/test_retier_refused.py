@@ -22,7 +22,7 @@ from tiered import (
 from torch import Tensor, nn
 
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.testing.arrange import Arrangement
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import assert_alike

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.planning import router_memory
-from recd_plugins.planning.router_memory import is_listed, router_bytes
+from recd_plugins.planning.prices import router_memory
+from recd_plugins.planning.prices.router_memory import is_listed, router_bytes
 from recd_plugins.tiers.routing.bitmap_router import BitmapRouter
 from recd_plugins.tiers.routing.ranked_bitmap import RankedBitmap
 from recd_plugins.tiers.routing.routed_ids import Hits, RoutedIds, Segments

@@ -14,7 +14,7 @@ from tiered import (
     tier_plan,
 )
 
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import TABLE_OPTIMIZERS, check_parity

@@ -12,7 +12,7 @@ from tiered import Bags, ByTiers, Sequences, batch_of, row_wise_of, sharded, tra
 from torch import Tensor, nn
 from torchrec.distributed import DistributedModelParallel
 
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 from recd_plugins.testing.arrange import Arrangement
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.parity import Bounds, assert_alike

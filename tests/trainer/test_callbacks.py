@@ -31,7 +31,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.schema import Label, Schema, SparseFeature
 from recd_plugins.errors import DataError, PluginError, RegistryError
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.slots import Callback, Context, check_callback
 from recd_plugins.sparse.keyed import with_ids

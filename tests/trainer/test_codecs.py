@@ -32,9 +32,9 @@ from recd_plugins.dense_gradients.data_parallel import DenseGradients
 from recd_plugins.dense_gradients.once_a_node import OnceANode
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.codecs import carried, codecs_in_words
+from recd_plugins.planning.cluster.topology import Link, Topology
+from recd_plugins.planning.prices.codecs import carried, codecs_in_words
 from recd_plugins.planning.sharders import default_sharders
-from recd_plugins.planning.topology import Link, Topology
 from recd_plugins.registry.settings import CodecSettings, OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches

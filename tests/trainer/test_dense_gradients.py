@@ -27,9 +27,9 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.dense_gradients.data_parallel import DenseGradients
 from recd_plugins.dense_gradients.once_a_node import OnceANode
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
-from recd_plugins.planning.topology import Link, Topology
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Link, Topology
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches

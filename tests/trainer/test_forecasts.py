@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.api.training import WatchedBatches
 from recd_plugins.compat.pytorch import is_innermost
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.report.page import SECTIONS, page
 from recd_plugins.report.sources import read_sources
 from recd_plugins.sparse.keyed import mark_of, marked

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from probe_plugin import probe_registry
 
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.stack import load
 from recd_plugins.testing.batches import random_batches
 from recd_plugins.testing.gloo import GlooPool

@@ -18,9 +18,9 @@ from recd_plugins.advise.torchrec_step import Collection, of_one_row
 from recd_plugins.embedding.adapt import DEDUP_COLLECTIONS, poolings_by_feature
 from recd_plugins.embedding.timing import seconds_of_kernels, seconds_of_pooling
 from recd_plugins.errors import CapabilityError, DataError
-from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.planning.cluster.timer import Timer
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
-from recd_plugins.planning.timer import Timer
+from recd_plugins.planning.tables.model_tables import model_tables
 
 __all__ = ["fitted_line", "measured_compute", "on_held_embeddings"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from recd_plugins.additions import Objective
 from recd_plugins.advise.outlook import Outlook
+from recd_plugins.planning.cluster.topology import GB
 from recd_plugins.planning.explain.words import in_bytes
-from recd_plugins.planning.topology import GB
 
 __all__ = ["WORTH", "AdviceGoal"]
 

@@ -17,18 +17,18 @@ from recd_plugins.data.progress import Progress, silent
 from recd_plugins.embedding.unique_calls import calls_of_unique_samples
 from recd_plugins.errors import RecdError, listed, so_many
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import COLLECTIVES, Cost, priced
+from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.planning.explain.words import in_bytes
 from recd_plugins.planning.homes import boundless
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.milliseconds import Lane
-from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers, Tiered
-from recd_plugins.planning.replica_factor import replica_factor
+from recd_plugins.planning.prices.cost import COLLECTIVES, Cost, priced
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.milliseconds import Lane
+from recd_plugins.planning.prices.replica_factor import replica_factor
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_sizes import AS_TORCHREC
+from recd_plugins.planning.tables.model_tables import model_tables
+from recd_plugins.planning.tables.planned_shards import planned_shards
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC
 from recd_plugins.registry import Registry
 from recd_plugins.slots import ShardingRecord
 from recd_plugins.stack import Stack
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.schema import Schema
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.model_tables import ModelTable
     from recd_plugins.planning.step.compute import Compute
+    from recd_plugins.planning.tables.model_tables import ModelTable
     from recd_plugins.slots import Planner
 
 __all__ = ["Outlook", "Outlooks", "changes_in_words"]

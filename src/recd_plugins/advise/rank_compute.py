@@ -16,8 +16,8 @@ from recd_plugins.advise.torchrec_step import seconds_of_torchrec
 from recd_plugins.embedding.adapt import poolings_by_feature
 from recd_plugins.embedding.timing import seconds_of, seconds_of_call, seconds_of_copies
 from recd_plugins.launch.machine_cores import machine_cores
-from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
+from recd_plugins.planning.tables.model_tables import model_tables
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.stack import Stack
 

@@ -14,8 +14,8 @@ from recd_plugins.advise.goal import AdviceGoal
 from recd_plugins.advise.walk import Walk
 from recd_plugins.errors import RecdError
 from recd_plugins.hooks.catalog import ClaimedAddition
-from recd_plugins.planning.cluster import INTER_NODE_GBPS, INTRA_NODE_GBPS
-from recd_plugins.planning.topology import Topology, stated
+from recd_plugins.planning.cluster.cluster import INTER_NODE_GBPS, INTRA_NODE_GBPS
+from recd_plugins.planning.cluster.topology import Topology, stated
 from recd_plugins.registry import Registry
 
 __all__ = ["WhatIf", "what_may_differ"]

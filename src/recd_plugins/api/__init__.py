@@ -28,7 +28,7 @@ from recd_plugins.notices import (
     Unused,
 )
 from recd_plugins.patterns import check_patterns, fitting, matching
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.slots import (
     CacheRecord,
     Callback,

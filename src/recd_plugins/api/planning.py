@@ -6,18 +6,12 @@ from recd_plugins.planning.access.access_profile import Profile, profile_batches
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, appears
 from recd_plugins.planning.access.parametric import exponential, half_normal, uniform, zipf
 from recd_plugins.planning.access.tracker import profile_tracker
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, Link
 from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
-from recd_plugins.planning.cost import PAPER_K, Cost, Prices, Pricing, priced
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned, in_share
 from recd_plugins.planning.homes import boundless
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.merged_rows import MergedRows
-from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.model_tables import ModelTable, model_tables
-from recd_plugins.planning.plan_of_sizes import tier_plan
-from recd_plugins.planning.planned_shards import PlannedShards
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     OrdersBatches,
@@ -26,20 +20,29 @@ from recd_plugins.planning.planner_bases import (
     TakesContext,
     Tiered,
 )
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.prices.cost import PAPER_K, Cost, Prices, Pricing, priced
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.milliseconds import marginal_ms
+from recd_plugins.planning.prices.replica_factor import replica_factor, replica_passes, state_bytes
+from recd_plugins.planning.prices.row_wise_cost import home_load
+from recd_plugins.planning.prices.sharded_cost import sharded_cost
+from recd_plugins.planning.prices.table_ledger import TableLedger, travelling_shares
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.replica_factor import replica_factor, replica_passes, state_bytes
-from recd_plugins.planning.row_wise_cost import home_load
-from recd_plugins.planning.sharded_cost import sharded_cost
 from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import StepForecast
-from recd_plugins.planning.table_ledger import TableLedger, travelling_shares
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
-from recd_plugins.planning.tier_plan import Coalesce, TablePlan, TierPlan
+from recd_plugins.planning.tables.model_tables import ModelTable, model_tables
+from recd_plugins.planning.tables.planned_shards import PlannedShards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.merged_rows import MergedRows
+from recd_plugins.planning.tier_plans.plan_of_sizes import tier_plan
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TablePlan, TierPlan
 from recd_plugins.planning.together import LeastOfRanks, agreed, from_rank_0
-from recd_plugins.planning.topology import GB, Link
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlannerConfig,
+    build_torchrec_planner,
+)
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.planner.tier_planner import TierPlanner
 

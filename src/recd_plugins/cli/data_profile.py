@@ -19,7 +19,7 @@ from recd_plugins.errors import so_many
 
 if TYPE_CHECKING:
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.tables.model_tables import ModelTable
     from recd_plugins.stack import Stack
 
 __all__ = ["profile"]
@@ -92,7 +92,7 @@ def profile(
     with reported(debug), ended_by_signals():
         from recd_plugins.errors import RegistryError
         from recd_plugins.planning.explain.words import in_share
-        from recd_plugins.planning.model_tables import model_tables
+        from recd_plugins.planning.tables.model_tables import model_tables
 
         if trace is None and places:
             raise RegistryError(

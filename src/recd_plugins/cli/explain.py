@@ -98,10 +98,10 @@ def explain(
             text = "\n\n".join(map(str, found))
             print(json.dumps({"word": asked, "meanings": entries}) if as_json else text)
             return
-        from recd_plugins.planning.cluster import Cluster
-        from recd_plugins.planning.cost import PAPER_K, priced
+        from recd_plugins.planning.cluster.cluster import Cluster
         from recd_plugins.planning.explain.price_list import FLOAT, PriceList
-        from recd_plugins.planning.replica_factor import row_factor, row_passes
+        from recd_plugins.planning.prices.cost import PAPER_K, priced
+        from recd_plugins.planning.prices.replica_factor import row_factor, row_passes
         from recd_plugins.registry import Registry
 
         chosen = Registry.load(registry, overrides_with_ranks(words, ranks))

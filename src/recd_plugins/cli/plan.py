@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.access.distribution import Drift
     from recd_plugins.planning.explain.plan_report import PlanReport
-    from recd_plugins.planning.plan_changes import TableChange
-    from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.planning.tier_plans.plan_changes import TableChange
+    from recd_plugins.planning.tier_plans.tier_plan import TierPlan
     from recd_plugins.registry.registry import Registry
     from recd_plugins.slots import Planner
     from recd_plugins.stack import Stack
@@ -179,9 +179,9 @@ def _write(
     """Write the files that were asked for, if the planner has what goes into them; returns its
     report."""
     from recd_plugins.errors import CapabilityError
-    from recd_plugins.planning.cluster import Cluster
+    from recd_plugins.planning.cluster.cluster import Cluster
     from recd_plugins.planning.planner_bases import Tiered
-    from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 
     tiered = planner if isinstance(planner, Tiered) else Tiered()
     for option, path, what in (
@@ -220,7 +220,7 @@ def _of_before(drift: Path | None, against: Path | None) -> tuple[Profile | None
     """The earlier profile and tier plan: read before any work, and before anything is written,
     since that may go to the same files."""
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 
     return (
         None if drift is None else Profile.load(drift),
@@ -255,8 +255,8 @@ def _drifted(planner: Planner, old: Profile, where: str) -> dict[str, Drift]:
 
 def _changed(planner: Planner, old: TierPlan) -> Mapping[str, TableChange]:
     """The changes of each table of either plan; a table without replicas has no tiers."""
-    from recd_plugins.planning.plan_changes import plan_changes
     from recd_plugins.planning.planner_bases import Tiered
+    from recd_plugins.planning.tier_plans.plan_changes import plan_changes
 
     tiered = planner if isinstance(planner, Tiered) else Tiered()
     if not tiered.homes_by_table:

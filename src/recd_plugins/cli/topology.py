@@ -26,7 +26,7 @@ from recd_plugins.storage.own_folder import own_folder
 
 if TYPE_CHECKING:
     from recd_plugins.launch.rank_server import RankServer
-    from recd_plugins.planning.topology import Link
+    from recd_plugins.planning.cluster.topology import Link
     from recd_plugins.stack import Stack
 
 __all__ = ["topology"]
@@ -159,7 +159,7 @@ def _lead(
     import dataclasses
 
     from recd_plugins.launch.launcher import launch
-    from recd_plugins.planning.topology import load_topology
+    from recd_plugins.planning.cluster.topology import load_topology
 
     ranks = stack.registry.train.ranks
     failure = launch(command, ranks, threads=1, quiet=quiet, server=server)
@@ -175,8 +175,8 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path
     import torch.distributed as dist
 
     from recd_plugins.launch.environment import die_with_parent
-    from recd_plugins.planning.measured_topology import ROUNDS, measure_topology
-    from recd_plugins.planning.topology import save_topology
+    from recd_plugins.planning.cluster.measured_topology import ROUNDS, measure_topology
+    from recd_plugins.planning.cluster.topology import save_topology
     from recd_plugins.trainer.process_group import process_group
 
     die_with_parent()
@@ -208,7 +208,7 @@ def _be_a_rank(stack: Stack, save: Path, rounds: int | None, mapped_folder: Path
 def _check_replaces_topology(save: Path) -> None:
     """`RegistryError` if the file exists and holds something else, which would be lost."""
     from recd_plugins.errors import RegistryError
-    from recd_plugins.planning.topology import load_topology
+    from recd_plugins.planning.cluster.topology import load_topology
 
     if not save.exists() or save.stat().st_size == 0:
         return
@@ -224,7 +224,7 @@ def _check_replaces_topology(save: Path) -> None:
 def _memory_before(save: Path) -> dict[str, Any]:
     """The memory that the topology which is about to be replaced names, if there is one."""
     from recd_plugins.errors import RegistryError
-    from recd_plugins.planning.topology import load_topology
+    from recd_plugins.planning.cluster.topology import load_topology
 
     try:
         before = load_topology(save, "--save")

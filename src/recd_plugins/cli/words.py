@@ -126,7 +126,7 @@ def commands(app: Any) -> Iterator[tuple[str, Any]]:
 
 def _settings() -> Known:
     from recd_plugins.describe import nested, options_of
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.cluster.topology import Topology
     from recd_plugins.registry.settings import TrainSettings
     from recd_plugins.slots import SLOTS
 

@@ -23,9 +23,9 @@ from torchrec.distributed.types import ShardingEnv
 from recd_plugins.compat.pytorch import backend_of, first_step_in_parts
 from recd_plugins.dense_gradients.once_a_node import OnceANode
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.explain.words import in_bytes
-from recd_plugins.planning.topology import Topology
 
 __all__ = ["DenseGradients"]
 

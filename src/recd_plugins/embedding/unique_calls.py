@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.sparse.groups import Groups
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.tables.model_tables import ModelTable
 
 __all__ = [
     "CALLS_OF_A_FEATURE",

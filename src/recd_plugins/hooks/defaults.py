@@ -12,7 +12,10 @@ from recd_plugins.callbacks.schedule import ScheduleConfig, build_schedule
 from recd_plugins.data.parquet_tables import ParquetConfig, build_parquet
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
 from recd_plugins.hooks.markers import hookimpl
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlannerConfig,
+    build_torchrec_planner,
+)
 from recd_plugins.slots import CallbackRecord, DatasetRecord, ReaderRecord, ShardingRecord
 
 

@@ -34,6 +34,8 @@ these steps is `tiers.planner`; how many rows each tier takes, a plugin's policy
     too little memory         Homes: which tables lie in mapped files           homes
     the plan                  a PlanReport says why it is as it is              explain
 
-`planner_bases` says what planners can be, `answers` checks what a stranger's answers, and
-`plan_check` the plan that comes of it. What a whole step does beside its tables is in `step`.
+A step's files are in the folders `access`, `tables`, `cluster`, `torchrec_plan`, `prices`,
+`tier_plans` and `explain`, or here. `planner_bases` says what planners can be, `answers` checks
+what a stranger's answers, and `plan_check` the plan that comes of it. What a whole step does beside
+its tables is in `step`.
 """

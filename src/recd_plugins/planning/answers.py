@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recd_plugins.errors import check_made
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.planner_bases import HoldsRowWise, Proposes
-from recd_plugins.planning.topology import Topology
 
 if TYPE_CHECKING:
     from torch import nn

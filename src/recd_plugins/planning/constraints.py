@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import CapabilityError, RegistryError, listed
 from recd_plugins.patterns import check_patterns, fitting
-from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.sharders import sharded_modules
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
 
 if TYPE_CHECKING:
     from torch import nn

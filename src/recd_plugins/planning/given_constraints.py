@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.sharders import sharded_modules
+from recd_plugins.planning.tables.planned_tables import planned_tables
 
 if TYPE_CHECKING:
     from torch import nn

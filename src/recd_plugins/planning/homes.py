@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from recd_plugins.errors import CapabilityError, RecdError, listed, shortened
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.answers import having_in_files, proposal
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, Topology
 from recd_plugins.planning.explain.words import aligned, in_bytes
 from recd_plugins.planning.kernels_without_rows import (
     has_rows_on_all,
     row_wise_tables,
     without_rows,
 )
-from recd_plugins.planning.model_tables import ModelTable, ambiguous, model_tables
-from recd_plugins.planning.planned_shards import planned_shards
-from recd_plugins.planning.replica_factor import state_bytes
-from recd_plugins.planning.topology import GB, Topology
+from recd_plugins.planning.prices.replica_factor import state_bytes
+from recd_plugins.planning.tables.model_tables import ModelTable, ambiguous, model_tables
+from recd_plugins.planning.tables.planned_shards import planned_shards
 
 if TYPE_CHECKING:
     from torch import nn

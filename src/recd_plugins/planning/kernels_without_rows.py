@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.planned_shards import planned_shards
-from recd_plugins.planning.table_sizes import TableSizes
+from recd_plugins.planning.tables.model_tables import ModelTable
+from recd_plugins.planning.tables.planned_shards import planned_shards
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan

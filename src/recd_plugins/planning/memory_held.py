@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.replica_factor import state_bytes
+from recd_plugins.planning.prices.replica_factor import state_bytes
 from recd_plugins.planning.sharders import fused_by_table, sharded_modules
 
 if TYPE_CHECKING:

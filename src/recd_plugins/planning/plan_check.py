@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recd_plugins.errors import PluginError, listed, nearest, shown, so_many
-from recd_plugins.planning.embedding_collections import embedding_collections, has_sequences
-from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.sharders import sharded_modules
+from recd_plugins.planning.tables.embedding_collections import embedding_collections, has_sequences
+from recd_plugins.planning.tables.planned_tables import planned_tables
 from recd_plugins.planning.together import alike
 
 if TYPE_CHECKING:

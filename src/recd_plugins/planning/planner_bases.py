@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.planning.access.look import LooksAtBatches
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.topology import Topology
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from recd_plugins.notices import Notice
     from recd_plugins.planning.access.access_profile import Profile
     from recd_plugins.planning.explain.plan_report import PlanReport
-    from recd_plugins.planning.tier_plan import TierPlan
+    from recd_plugins.planning.tier_plans.tier_plan import TierPlan
     from recd_plugins.slots import Context
     from recd_plugins.sparse.own_batches import OwnBatches
 

@@ -36,7 +36,7 @@ from recd_plugins.errors import (
 from recd_plugins.notices import Notice, Unused
 from recd_plugins.patterns import check_patterns
 from recd_plugins.planning.access.look import Look
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.registry.checked_groups import (
     check_converter_groups,
     check_group_features,

@@ -24,8 +24,8 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hooks.catalog import Catalog
 from recd_plugins.notices import Empty, LeftOut
+from recd_plugins.planning.cluster.topology import PRESETS, Topology, topology_and_notices
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.topology import PRESETS, Topology, topology_and_notices
 from recd_plugins.registry.capability import check_needs
 from recd_plugins.registry.choice import KEYS, Choice, slot_of
 from recd_plugins.registry.settings import TrainSettings

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.errors import RegistryError
 from recd_plugins.launch.machine_cores import cores_of_each
-from recd_plugins.planning.codecs import BYTES, Codecs, Precision, torchrec_codecs
+from recd_plugins.planning.prices.codecs import BYTES, Codecs, Precision, torchrec_codecs
 
 __all__ = ["CodecSettings", "OptimizerSettings", "TrainSettings"]
 

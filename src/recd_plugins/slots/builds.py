@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.columns import Columns
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.cluster.topology import Topology
     from recd_plugins.sparse.groups import Groups
     from recd_plugins.trainer.training import Training
 

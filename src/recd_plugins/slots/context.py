@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
-from recd_plugins.planning.codecs import Codecs, carried
 from recd_plugins.planning.planner_bases import HoldsRowWise, Tiered
+from recd_plugins.planning.prices.codecs import Codecs, carried
 from recd_plugins.planning.sharders import default_sharders, fused_by_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.cluster import Cluster
+    from recd_plugins.planning.cluster.cluster import Cluster
     from recd_plugins.registry.delivered_batches import DeliveredBatches
     from recd_plugins.registry.delivery import Delivery
     from recd_plugins.slots.builds import Planner

@@ -165,7 +165,7 @@ def check_plan_arguments(
     from torchrec.distributed.planner.types import ParameterConstraints
 
     from recd_plugins.planning.access.access_profile import Profile
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.cluster.topology import Topology
 
     if topology is not None and not isinstance(topology, Topology):
         raise RegistryError(

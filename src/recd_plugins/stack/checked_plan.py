@@ -10,16 +10,16 @@ from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.errors import CapabilityError, check_made, listed, so_many
 from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
+from recd_plugins.planning.cluster.machines import neighbours, on_machines
 from recd_plugins.planning.given_constraints import not_kept
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
-from recd_plugins.planning.machines import neighbours, on_machines
 from recd_plugins.planning.memory_held import bytes_held, most_on_a_device
-from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
-from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.planner_bases import Tiered
 from recd_plugins.planning.sharders import fused_by_table, left_whole
-from recd_plugins.planning.table_sizes import TableSizes
+from recd_plugins.planning.tables.model_tables import ambiguous, model_tables
+from recd_plugins.planning.tables.planned_tables import planned_tables
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 from recd_plugins.stack.planner import RegistryPlanner
 from recd_plugins.stack.usage import Usage
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingPlan
 
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.cluster.topology import Topology
 
 __all__ = ["PartsWithoutRows", "check_for_torchrec", "check_is_plan", "compare_with_trainer"]
 

@@ -12,8 +12,8 @@ from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.trainer_batches import TrainerBatches, trainer_batches
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.together import meet, planning_by, together
-from recd_plugins.planning.topology import Topology
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.adaptation import Adaptation

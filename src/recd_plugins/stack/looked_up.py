@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, so_many
-from recd_plugins.planning.embedding_collections import embedding_collections
-from recd_plugins.planning.model_tables import model_tables
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
+from recd_plugins.planning.tables.model_tables import model_tables
 from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.usage import Usage
 

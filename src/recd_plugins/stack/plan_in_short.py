@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from recd_plugins.errors import so_many
 from recd_plugins.planning.explain.plan_report import compared
 from recd_plugins.planning.explain.words import in_bytes
-from recd_plugins.planning.model_tables import model_tables
-from recd_plugins.planning.planned_shards import planned_shards
-from recd_plugins.planning.planned_tables import planned_tables
 from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.tables.model_tables import model_tables
+from recd_plugins.planning.tables.planned_shards import planned_shards
+from recd_plugins.planning.tables.planned_tables import planned_tables
 
 if TYPE_CHECKING:
     from torch import nn

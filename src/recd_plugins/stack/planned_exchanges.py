@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.planning.codecs import codecs_in_words
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.prices.codecs import codecs_in_words
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +43,7 @@ class PlannedExchanges:
         group: ProcessGroup,
     ) -> None:
         """Take this plan, on this topology, as the one that trains from now on."""
-        from recd_plugins.planning.exchanges import exchange_as_measured
+        from recd_plugins.planning.prices.exchanges import exchange_as_measured
 
         self.rows = {}
         self.dense_bytes = _bytes_beside(model, plan)

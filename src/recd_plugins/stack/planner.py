@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from recd_plugins.errors import PluginError, RegistryError, called, check_made, so_many
-from recd_plugins.planning.codecs import Codecs, check_codecs_agree
 from recd_plugins.planning.planner_bases import OrdersBatches, TakesContext
+from recd_plugins.planning.prices.codecs import Codecs, check_codecs_agree
 from recd_plugins.planning.sharders import (
     check_planned,
     check_registry_agrees,

@@ -23,8 +23,8 @@ from recd_plugins.notices import (
     Unused,
     Unwatched,
 )
+from recd_plugins.planning.cluster.topology import GB
 from recd_plugins.planning.together import from_rank_0
-from recd_plugins.planning.topology import GB
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.source import Rewritten

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
 from recd_plugins.notices import Notice
-from recd_plugins.planning.embedding_collections import embedding_collections
 from recd_plugins.planning.planner_bases import OrdersBatches
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.registry import Registry
 from recd_plugins.stack.unused_in_training import (

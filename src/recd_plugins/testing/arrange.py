@@ -23,7 +23,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.planning.embedding_collections import embedding_collections
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
 from recd_plugins.registry.settings import OptimizerSettings
 
 __all__ = ["Arranged", "Arrangement", "ByRegistry", "BySharding", "tables_of"]

@@ -17,7 +17,7 @@ from recd_plugins.config import Config, parse
 from recd_plugins.data.batch import Batch
 from recd_plugins.describe import field_docs
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_plan.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.capability import check_needs
 from recd_plugins.slots import SLOTS, Context, Record, stands_in_front
 from recd_plugins.storage.temporary_folder import temporary_folder

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import Columns
 from recd_plugins.data.reader.local_reader import LocalReaderConfig, build_local_reader
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig, build_torchrec_planner
+from recd_plugins.planning.torchrec_plan.torchrec_planner import (
+    TorchRecPlannerConfig,
+    build_torchrec_planner,
+)
 from recd_plugins.slots import SLOTS, Context, Record, stands_in_front
 from recd_plugins.sparse.groups import Groups
 from recd_plugins.testing.batches import random_batches

@@ -23,7 +23,7 @@ from recd_plugins.compat.last_tables import end_in_a_row
 from recd_plugins.compat.torchrec import module_options
 from recd_plugins.embedding.wrapped_sharder import WrappedSharder
 from recd_plugins.errors import CapabilityError, RegistryError, so_many
-from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection
 from recd_plugins.tiers.collections.row_bags import TierRowBagCollection
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection

@@ -17,7 +17,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from recd_plugins.compat.fused_kernels import clips_at, fused_arithmetic, leave_clipping, pools
 from recd_plugins.compat.torchrec import optimizer_of, table_feature_names, table_of
 from recd_plugins.errors import CapabilityError, RegistryError
-from recd_plugins.planning.tier_plan import Coalesce, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, TierPlan
 from recd_plugins.tiers.home_tables import HomeTable, home_tables
 from recd_plugins.tiers.row_optimizer import KINDS, RowOptimizer, check_repeatable
 

@@ -36,7 +36,7 @@ from recd_plugins.compat.torchrec import (
 )
 from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.notices import NoticeWarning, noticed_if_long
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange.deferred_exchange import DeferredExchange

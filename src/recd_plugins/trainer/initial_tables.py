@@ -15,7 +15,7 @@ from torchrec.distributed.types import ShardedTensor
 
 from recd_plugins.compat.torchrec import local_parts
 from recd_plugins.launch.machine_cores import cores_of_each
-from recd_plugins.planning.embedding_collections import embedding_collections
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
 
 __all__ = ["initialise_tables", "table_initialisers", "table_name"]
 

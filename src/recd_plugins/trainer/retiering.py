@@ -21,7 +21,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.wired_batch import WIRED_SCHEMA, batch_to_record, batches_from_record
 from recd_plugins.errors import PluginError
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.planning.together import on_every_rank
 from recd_plugins.slots import Callback
 from recd_plugins.slots.batch_check import Named

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from recd_plugins.compat.versions import installed_versions
 from recd_plugins.config.yaml_text import to_yaml
 from recd_plugins.launch.machine_cores import machine_cores
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.planned_tables import planned_tables
+from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.planning.planner_bases import Tiered
+from recd_plugins.planning.tables.planned_tables import planned_tables
 
 if TYPE_CHECKING:
     from recd_plugins.stack import Stack

@@ -12,13 +12,13 @@ import numpy as np
 
 from recd_plugins.errors import so_many
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
-from recd_plugins.planning.cost import COLLECTIVES
 from recd_plugins.planning.explain.why_not_more import why_not_more
 from recd_plugins.planning.explain.words import aligned, in_bytes, in_share
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_ledger import Entry, TableLedger, TierName
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
+from recd_plugins.planning.prices.cost import COLLECTIVES
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.milliseconds import marginal_ms
+from recd_plugins.planning.prices.table_ledger import Entry, TableLedger, TierName
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

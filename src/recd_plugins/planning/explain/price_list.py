@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from recd_plugins.errors import so_many
-from recd_plugins.planning import bag_cost, cost
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.bag_cost import row_wise_bags, table_wise_bags
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.milliseconds import marginal_ms
+from recd_plugins.planning.prices import bag_cost, cost
+from recd_plugins.planning.prices.bag_cost import row_wise_bags, table_wise_bags
+from recd_plugins.planning.prices.cost import Cost, Prices
+from recd_plugins.planning.prices.milliseconds import marginal_ms
 
 __all__ = ["FLOAT", "PriceList"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.bag_cost import travelling
 from recd_plugins.planning.explain.words import in_bytes, in_us
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.milliseconds import marginal_ms
-from recd_plugins.planning.table_ledger import TableLedger, home_cost
+from recd_plugins.planning.prices.bag_cost import travelling
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.milliseconds import marginal_ms
+from recd_plugins.planning.prices.table_ledger import TableLedger, home_cost
 
 __all__ = ["why_not_more"]
 

@@ -10,11 +10,11 @@ from functools import cached_property
 import numpy as np
 
 from recd_plugins.errors import DataError
-from recd_plugins.planning.cost import COLLECTIVES, ID_BYTES
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.milliseconds import working_meanwhile
+from recd_plugins.planning.cluster.topology import GB
+from recd_plugins.planning.prices.cost import COLLECTIVES, ID_BYTES
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.prices.milliseconds import working_meanwhile
 from recd_plugins.planning.step.compute import Compute
-from recd_plugins.planning.topology import GB
 
 __all__ = ["BUCKET", "StepForecast"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import so_many
-from recd_plugins.planning.embedding_collections import embedding_collections
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
 from recd_plugins.slots import ModelRecord
 from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.contracts.subject import Subject

@@ -12,8 +12,8 @@ from torch import nn
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.config import Config
-from recd_plugins.planning.topology import Topology
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.torchrec_plan.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.slots import Context, Record, ShardingRecord
 from recd_plugins.slots.built import check_built

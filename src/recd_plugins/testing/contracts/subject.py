@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.config import Config
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import PluginError
-from recd_plugins.planning.torchrec_planner import TorchRecPlannerConfig
+from recd_plugins.planning.torchrec_plan.torchrec_planner import TorchRecPlannerConfig
 from recd_plugins.slots import Context, Record
 from recd_plugins.slots.built import check_built
 from recd_plugins.testing.neighbours import OTHERS, with_neighbours

@@ -26,7 +26,7 @@ from recd_plugins.compat.mean_division import SUMMED_IN_PARTS, leave_means
 from recd_plugins.compat.torchrec import pooled_columns
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.errors import RegistryError
-from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.tiers.collections.bag_sums_output import PackedBags, SumsAwaitable
 from recd_plugins.tiers.collections.group_bags import Divisor, divisors_of
 from recd_plugins.tiers.collections.tiered_module import TierContext, TieredModule

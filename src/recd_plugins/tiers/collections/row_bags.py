@@ -26,7 +26,7 @@ from recd_plugins.compat.mean_division import divide_as_whole
 from recd_plugins.compat.torchrec import optimizer_of
 from recd_plugins.embedding.input_check import InputCheck
 from recd_plugins.embedding.sharded_parts import PartsContext, ShardedParts
-from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection, summed_in_parts
 from recd_plugins.tiers.collections.group_bags import Divisor, divisors_of
 from recd_plugins.tiers.collections.row_bags_output import PooledRows, RowBagsAwaitable

@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.compat.torchrec import exchanges_of, yields_ids
-from recd_plugins.planning.tier_plan import CHUNK_ROWS, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.collections.sequences_output import SequencesAwaitable
 from recd_plugins.tiers.collections.tiered_module import TierContext, TieredModule

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
-from recd_plugins.planning.cost import NUMBER_BITS
+from recd_plugins.planning.prices.cost import NUMBER_BITS
 from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.collectives import Collectives, Nodes
 

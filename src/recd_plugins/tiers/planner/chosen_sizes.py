@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from recd_plugins.errors import DataError, PluginError, check_made, nearest, shown
 from recd_plugins.notices import Notice
 from recd_plugins.planning.explain.plan_report import PlanReport
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.model_tables import ModelTable
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import AS_TORCHREC, TableSizes
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.model_tables import ModelTable
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import AS_TORCHREC, TableSizes
 
 __all__ = ["ChosenSizes", "check_choice", "check_tables", "naming_whose"]
 

@@ -13,10 +13,10 @@ from recd_plugins.planning.kernels_without_rows import (
     row_wise_tables,
     without_rows,
 )
-from recd_plugins.planning.model_tables import ModelTable, model_tables
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tables.model_tables import ModelTable, model_tables
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.planner.left_tables import LeftTables
 

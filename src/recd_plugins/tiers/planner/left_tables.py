@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.sharders import sharded_modules
+from recd_plugins.planning.tables.model_tables import ambiguous, model_tables
 
 if TYPE_CHECKING:
     from torch import nn

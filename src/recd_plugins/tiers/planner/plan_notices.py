@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.errors import listed, so_many
 from recd_plugins.notices import Missed, Notice, Unused
-from recd_plugins.planning.embedding_collections import fused_collections
+from recd_plugins.planning.tables.embedding_collections import fused_collections
 from recd_plugins.tiers.planner.left_tables import VARIABLE, WITHOUT_FUSED, LeftTables
 
 if TYPE_CHECKING:

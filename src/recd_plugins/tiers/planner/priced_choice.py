@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.notices import Notice, Slower, Unused
 from recd_plugins.planning.explain.plan_report import PlanReport, compared
-from recd_plugins.planning.ledger import Ledger
-from recd_plugins.planning.planned_shards import planned_shards
+from recd_plugins.planning.prices.ledger import Ledger
+from recd_plugins.planning.tables.planned_shards import planned_shards
 from recd_plugins.tiers.planner.plan_notices import OWN, in_backticks
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
 
-    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.tables.model_tables import ModelTable
 
 __all__ = ["priced_beside", "slower_than_own"]
 

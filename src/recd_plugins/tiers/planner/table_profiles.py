@@ -15,7 +15,7 @@ from recd_plugins.planning.together import together
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.tables.model_tables import ModelTable
     from recd_plugins.slots import Context
 
 __all__ = ["TableProfiles"]

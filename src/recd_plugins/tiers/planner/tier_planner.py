@@ -16,10 +16,13 @@ from recd_plugins.errors import CapabilityError, DataError, called
 from recd_plugins.notices import GivesNotices, Notice
 from recd_plugins.planning.access.access_profile import profile_batches
 from recd_plugins.planning.answers import having_row_wise, may_be_row_wise, sharders_of
-from recd_plugins.planning.embedding_collections import fused_collections, with_plain_collections
-from recd_plugins.planning.model_tables import model_tables
 from recd_plugins.planning.planner_bases import Proposes, Retiers
-from recd_plugins.planning.tier_plan import TierPlan
+from recd_plugins.planning.tables.embedding_collections import (
+    fused_collections,
+    with_plain_collections,
+)
+from recd_plugins.planning.tables.model_tables import model_tables
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.planning.together import from_rank_0
 from recd_plugins.tiers.planner.chosen_sizes import check_tables, naming_whose
 from recd_plugins.tiers.planner.tier_policy import TierPolicy
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.cluster.topology import Topology
     from recd_plugins.tiers.sharder import ShardedTiers
 
 __all__ = ["TierPlanner"]

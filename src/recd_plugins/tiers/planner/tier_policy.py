@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recd_plugins.notices import Unused
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.cost import Prices, Pricing, priced
-from recd_plugins.planning.model_tables import ModelTable
 from recd_plugins.planning.planner_bases import HoldsRowWise, TakesContext, Tiered
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.replica_factor import replica_factor, replica_passes
+from recd_plugins.planning.prices.cost import Prices, Pricing, priced
+from recd_plugins.planning.prices.replica_factor import replica_factor, replica_passes
+from recd_plugins.planning.tables.model_tables import ModelTable
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes
 from recd_plugins.tiers.planner.left_tables import LeftTables
 from recd_plugins.tiers.planner.plan_notices import PlanNotices
@@ -31,7 +31,7 @@ from recd_plugins.tiers.planner.table_profiles import TableProfiles
 if TYPE_CHECKING:
     from torch import nn
 
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.cluster.topology import Topology
     from recd_plugins.slots import Context
 
 __all__ = ["TierPolicy"]

@@ -25,18 +25,18 @@ from recd_plugins.errors import RecdError, listed
 from recd_plugins.notices import Notice, Unused
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.answers import explanation, having_row_wise, may_be_row_wise
-from recd_plugins.planning.cluster import Cluster
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB, states_links
 from recd_plugins.planning.explain.plan_report import PlanReport
 from recd_plugins.planning.homes import Homes, without_advice
 from recd_plugins.planning.kernels_without_rows import without_rows
-from recd_plugins.planning.model_tables import ModelTable, model_tables
-from recd_plugins.planning.plan_of_sizes import tier_plan
-from recd_plugins.planning.planned_shards import planned_shards
 from recd_plugins.planning.planner_bases import HoldsRowWise
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import TierPlan
-from recd_plugins.planning.topology import GB, states_links
+from recd_plugins.planning.tables.model_tables import ModelTable, model_tables
+from recd_plugins.planning.tables.planned_shards import planned_shards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.plan_of_sizes import tier_plan
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.tiers.planner.chosen_sizes import ChosenSizes, check_choice, naming_whose
 from recd_plugins.tiers.planner.kernel_rows import KernelRows
 from recd_plugins.tiers.planner.left_tables import LeftTables, of_weighted_means
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ShardingPlan
 
-    from recd_plugins.planning.topology import Topology
+    from recd_plugins.planning.cluster.topology import Topology
 
 __all__ = ["TierProposal"]
 

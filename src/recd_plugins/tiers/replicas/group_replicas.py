@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.planning.tier_plan import Rows, TablePlan, TierPlan, shares_of_replicated
+from recd_plugins.planning.tier_plans.tier_plan import (
+    Rows,
+    TablePlan,
+    TierPlan,
+    shares_of_replicated,
+)
 from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.home_tables import HomeTable
 from recd_plugins.tiers.replicas.tier_layout import TierLayout

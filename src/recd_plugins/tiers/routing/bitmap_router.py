@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
-from recd_plugins.planning.router_memory import is_listed
+from recd_plugins.planning.prices.router_memory import is_listed
 from recd_plugins.sparse.rows.memory import prefetch
 from recd_plugins.sparse.rows.slots import numbers_in, slot_of, slots_of
 from recd_plugins.tiers.routing.ranked_bitmap import (

@@ -20,15 +20,15 @@ import torch.distributed as dist
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.planning.planner_bases import OrdersBatches
-from recd_plugins.planning.tier_plan import TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Callback
 from recd_plugins.tiers.planner.tier_planner import TierPlanner
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.ledger import Ledger
-    from recd_plugins.planning.table_ledger import TierName
+    from recd_plugins.planning.prices.ledger import Ledger
+    from recd_plugins.planning.prices.table_ledger import TierName
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.stack import Stack
     from recd_plugins.trainer.training import Training

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.embedding_collections import embedding_collections
-from recd_plugins.planning.planned_shards import PlannedShards
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
+from recd_plugins.planning.tables.planned_shards import PlannedShards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
 
 if TYPE_CHECKING:
     from torch import nn

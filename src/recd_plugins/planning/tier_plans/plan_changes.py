@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recd_plugins.planning.tier_plan import Coalesce, Rows, TablePlan, TierPlan
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, Rows, TablePlan, TierPlan
 
 __all__ = ["TableChange", "TierChange", "plan_changes"]
 

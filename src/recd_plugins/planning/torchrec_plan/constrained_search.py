@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.errors import CapabilityError, RecdError, RegistryError, so_many
 from recd_plugins.patterns import fitting
+from recd_plugins.planning.cluster.machines import finds_these_nodes
+from recd_plugins.planning.cluster.topology import GB, Topology
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
 from recd_plugins.planning.given_constraints import check_offered, with_given
-from recd_plugins.planning.machines import finds_these_nodes
 from recd_plugins.planning.sharders import sharded_modules
-from recd_plugins.planning.topology import GB, Topology
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-    from recd_plugins.planning.torchrec_search import BestOptions
+    from recd_plugins.planning.torchrec_plan.torchrec_search import BestOptions
 
 __all__ = ["ConstrainedSearch", "PlannedRanks"]
 
@@ -69,7 +69,7 @@ class ConstrainedSearch:
         """The best plan of TorchRec's planner, and the options that it is of."""
         from torchrec.distributed.planner.types import PlannerError
 
-        from recd_plugins.planning.torchrec_search import best_plan
+        from recd_plugins.planning.torchrec_plan.torchrec_search import best_plan
 
         try:
             return best_plan(

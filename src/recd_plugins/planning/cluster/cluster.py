@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
+from recd_plugins.planning.cluster.topology import GB, Link, Topology, ranks_per_node
 
 __all__ = ["INTER_NODE_GBPS", "INTRA_NODE_GBPS", "Cluster"]
 

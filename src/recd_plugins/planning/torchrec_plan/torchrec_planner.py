@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from recd_plugins.config import Config, Range
 from recd_plugins.notices import GivesNotices, Notice, Unused
 from recd_plugins.patterns import fitting
-from recd_plugins.planning.beside_plain import (
-    BesidePlain,
-    sharding_types,
-)
-from recd_plugins.planning.constrained_search import ConstrainedSearch, PlannedRanks
+from recd_plugins.planning.cluster.machines import as_launched
+from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.constraints import TableConstraint
-from recd_plugins.planning.embedding_collections import fused_collections
-from recd_plugins.planning.machines import as_launched
-from recd_plugins.planning.plain_search import plain_kinds
 from recd_plugins.planning.planner_bases import (
     RESERVE,
     HoldsRowWise,
     TakesContext,
 )
-from recd_plugins.planning.proposed_plan import ProposedPlan
+from recd_plugins.planning.tables.embedding_collections import fused_collections
 from recd_plugins.planning.together import from_rank_0
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.torchrec_plan.beside_plain import (
+    BesidePlain,
+    sharding_types,
+)
+from recd_plugins.planning.torchrec_plan.constrained_search import ConstrainedSearch, PlannedRanks
+from recd_plugins.planning.torchrec_plan.plain_search import plain_kinds
+from recd_plugins.planning.torchrec_plan.proposed_plan import ProposedPlan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -155,7 +155,7 @@ class TorchRecPlanner(HoldsRowWise, TakesContext, GivesNotices):
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         """The plan for a number of ranks: a function of its arguments, of the config and the
         constraints, and of the launcher's nodes."""
-        from recd_plugins.planning.torchrec_search import copied, torchrec_topology
+        from recd_plugins.planning.torchrec_plan.torchrec_search import copied, torchrec_topology
 
         topology = as_launched(topology, world_size)
         device = topology.device or self._device

@@ -29,10 +29,10 @@ from torchrec.distributed.types import ShardingType
 
 from recd_plugins.compat.torchrec import own_fused_params
 from recd_plugins.errors import so_many
-from recd_plugins.planning.replica_factor import state_bytes
+from recd_plugins.planning.cluster.topology import GB, Topology
+from recd_plugins.planning.prices.replica_factor import state_bytes
 from recd_plugins.planning.sharders import sharded_modules
-from recd_plugins.planning.topology import GB, Topology
-from recd_plugins.planning.torchrec_proposals import Proposals
+from recd_plugins.planning.torchrec_plan.torchrec_proposals import Proposals
 
 if TYPE_CHECKING:
     from torch import nn

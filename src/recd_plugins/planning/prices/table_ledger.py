@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from recd_plugins.planning.bag_cost import SUM_BYTES, row_wise_bags, travelling
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.prices.bag_cost import SUM_BYTES, row_wise_bags, travelling
+from recd_plugins.planning.prices.cost import Cost, Prices
+from recd_plugins.planning.prices.row_wise_cost import home_load, row_wise_cost, touched_by_rank
+from recd_plugins.planning.prices.sharded_cost import sharded_cost
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
-from recd_plugins.planning.sharded_cost import sharded_cost
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 
 __all__ = ["REPLICAS", "Entry", "TableLedger", "TierName", "home_cost", "travelling_shares"]
 

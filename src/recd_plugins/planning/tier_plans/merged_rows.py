@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Integers, RowDistribution
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 
 __all__ = ["MergedRows"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
-from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
+from recd_plugins.planning.prices.cost import ID_BYTES, Cost, Prices
 
 __all__ = ["LENGTH_BYTES", "SUM_BYTES", "row_wise_bags", "table_wise_bags", "travelling"]
 

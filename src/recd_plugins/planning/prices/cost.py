@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.tier_plan import Coalesce, shares_of_replicated
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce, shares_of_replicated
 
 __all__ = [
     "COLLECTIVES",

@@ -21,10 +21,10 @@ from recd_plugins.compat.pytorch import (
     reduce_scatter_single,
 )
 from recd_plugins.errors import CapabilityError, RecdError
-from recd_plugins.planning.measured_disk import mapped_row_ns
-from recd_plugins.planning.measured_work import crowded, float32_zeros, gathering, own_work
-from recd_plugins.planning.timer import IN_A_ROW, Timer, middle
-from recd_plugins.planning.topology import GB, Link, Topology, ranks_per_node
+from recd_plugins.planning.cluster.measured_disk import mapped_row_ns
+from recd_plugins.planning.cluster.measured_work import crowded, float32_zeros, gathering, own_work
+from recd_plugins.planning.cluster.timer import IN_A_ROW, Timer, middle
+from recd_plugins.planning.cluster.topology import GB, Link, Topology, ranks_per_node
 
 __all__ = ["ROUNDS", "fit_link", "least_device_memory", "measure_topology"]
 

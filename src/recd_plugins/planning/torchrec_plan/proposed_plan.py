@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RecdError
-from recd_plugins.planning.beside_plain import DATA_PARALLEL, UNSAID_BATCH
-from recd_plugins.planning.constrained_search import ConstrainedSearch
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.given_constraints import carry_given
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
-from recd_plugins.planning.model_tables import ambiguous, model_tables
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.sharders import fused_by_table, sharded_modules
+from recd_plugins.planning.tables.model_tables import ambiguous, model_tables
+from recd_plugins.planning.torchrec_plan.beside_plain import DATA_PARALLEL, UNSAID_BATCH
+from recd_plugins.planning.torchrec_plan.constrained_search import ConstrainedSearch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ class ProposedPlan:
         data_parallel: bool,
     ) -> None:
         """`data_parallel`: the dense optimizer may step tables for which no other one is named."""
-        from recd_plugins.planning.torchrec_search import offers_row_wise
+        from recd_plugins.planning.torchrec_plan.torchrec_search import offers_row_wise
 
         self._search, self._model, self._ranks = search, model, search.ranks
         sharders = self._ranks.sharders
@@ -135,7 +135,7 @@ class ProposedPlan:
 
     def _best(self, constraints: Mapping[str, ParameterConstraints]) -> tuple[ShardingPlan, str]:
         """The best plan by these constraints, with the others row-wise, and why."""
-        from recd_plugins.planning.torchrec_search import make_row_wise
+        from recd_plugins.planning.torchrec_plan.torchrec_search import make_row_wise
 
         ranks, others, given = self._ranks, self._others, self._search.given
         plan, best = self._search.best(self._model, constraints)

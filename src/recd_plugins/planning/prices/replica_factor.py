@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from recd_plugins.errors import PluginError
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import STEPPED
-from recd_plugins.planning.profiled_table import ProfiledTable
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.prices.cost import STEPPED
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
 
 __all__ = ["replica_factor", "replica_passes", "row_factor", "row_passes", "state_bytes"]
 

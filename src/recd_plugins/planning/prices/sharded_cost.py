@@ -15,11 +15,11 @@ import dataclasses
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats
-from recd_plugins.planning.bag_cost import LENGTH_BYTES, SUM_BYTES, row_wise_bags
-from recd_plugins.planning.cost import ID_BYTES, Cost, Prices
-from recd_plugins.planning.planned_shards import PlannedShards
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.row_wise_cost import home_load, row_wise_cost, touched_by_rank
+from recd_plugins.planning.prices.bag_cost import LENGTH_BYTES, SUM_BYTES, row_wise_bags
+from recd_plugins.planning.prices.cost import ID_BYTES, Cost, Prices
+from recd_plugins.planning.prices.row_wise_cost import home_load, row_wise_cost, touched_by_rank
+from recd_plugins.planning.tables.planned_shards import PlannedShards
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
 
 __all__ = ["sharded_cost"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from recd_plugins.planning.access.distribution import Floats, RowDistribution
-from recd_plugins.planning.cost import Cost, Prices
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.prices.cost import Cost, Prices
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 
 __all__ = ["home_load", "row_wise_cost", "touched_by_rank"]
 

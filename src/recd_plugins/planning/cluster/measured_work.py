@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from recd_plugins.compat.rows_kernel import rows_kernel
-from recd_plugins.planning.timer import IN_A_ROW, Timer, middle
-from recd_plugins.planning.topology import GB
+from recd_plugins.planning.cluster.timer import IN_A_ROW, Timer, middle
+from recd_plugins.planning.cluster.topology import GB
 
 __all__ = ["crowded", "float32_zeros", "gathering", "own_work"]
 

@@ -24,7 +24,7 @@ from recd_plugins.planning.access.distribution import RowDistribution, named_twi
 from recd_plugins.planning.arrow_file import read_arrow, write_arrow
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.cluster import Cluster
+    from recd_plugins.planning.cluster.cluster import Cluster
 
 __all__ = [
     "CHUNK_ROWS",

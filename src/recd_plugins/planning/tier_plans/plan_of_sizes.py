@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import HottestRows, TablePlan, TierPlan
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import HottestRows, TablePlan, TierPlan
 
 __all__ = ["tier_plan"]
 

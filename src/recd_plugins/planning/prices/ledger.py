@@ -10,13 +10,23 @@ from functools import cached_property
 
 import numpy as np
 
-from recd_plugins.planning.cost import COLLECTIVES, Cost, Prices
-from recd_plugins.planning.milliseconds import Lane, milliseconds, overlapped, working_meanwhile
-from recd_plugins.planning.profiled_table import ProfiledTable
-from recd_plugins.planning.router_memory import router_bytes
-from recd_plugins.planning.table_ledger import REPLICAS, TableLedger, TierName, travelling_shares
-from recd_plugins.planning.table_sizes import TableSizes
-from recd_plugins.planning.tier_plan import CHUNK_ROWS, Coalesce, shares_of_replicated
+from recd_plugins.planning.prices.cost import COLLECTIVES, Cost, Prices
+from recd_plugins.planning.prices.milliseconds import (
+    Lane,
+    milliseconds,
+    overlapped,
+    working_meanwhile,
+)
+from recd_plugins.planning.prices.router_memory import router_bytes
+from recd_plugins.planning.prices.table_ledger import (
+    REPLICAS,
+    TableLedger,
+    TierName,
+    travelling_shares,
+)
+from recd_plugins.planning.tables.profiled_table import ProfiledTable
+from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS, Coalesce, shares_of_replicated
 
 __all__ = ["Ledger"]
 

@@ -8,7 +8,7 @@ from torch.distributed import ProcessGroup
 
 from recd_plugins.compat.both_ways import can_exchange_both_ways, exchange_both_ways
 from recd_plugins.compat.uneven_gather import gather_unevenly
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
 
 __all__ = ["exchange_as_measured"]
 

@@ -6,8 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.launch.environment import ranks_of_a_node
-from recd_plugins.planning.planned_tables import planned_tables
-from recd_plugins.planning.topology import Topology
+from recd_plugins.planning.cluster.topology import Topology
+from recd_plugins.planning.tables.planned_tables import planned_tables
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan

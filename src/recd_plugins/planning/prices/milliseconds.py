@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from recd_plugins.planning.cluster import Cluster
-from recd_plugins.planning.cost import COLLECTIVES, Cost
-from recd_plugins.planning.topology import GB
+from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.cluster.topology import GB
+from recd_plugins.planning.prices.cost import COLLECTIVES, Cost
 
 __all__ = [
     "Lane",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
-    from recd_plugins.planning.model_tables import ModelTable
+    from recd_plugins.planning.tables.model_tables import ModelTable
 
 __all__ = ["PlannedShard", "PlannedShards", "planned_shards"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recd_plugins.planning.access.distribution import RowDistribution
-from recd_plugins.planning.planned_shards import PlannedShards
+from recd_plugins.planning.tables.planned_shards import PlannedShards
 
 __all__ = ["ProfiledTable"]
 

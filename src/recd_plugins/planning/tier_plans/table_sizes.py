@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 
 from recd_plugins.errors import DataError, nearest, shown
-from recd_plugins.planning.tier_plan import Coalesce
+from recd_plugins.planning.tier_plans.tier_plan import Coalesce
 
 __all__ = ["AS_TORCHREC", "TableSizes"]
 

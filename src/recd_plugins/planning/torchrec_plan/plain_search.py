@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from recd_plugins.errors import RecdError
-from recd_plugins.planning.beside_plain import DATA_PARALLEL, UNSAID_BATCH, sharding_types
-from recd_plugins.planning.constrained_search import ConstrainedSearch
-from recd_plugins.planning.machines import as_launched
-from recd_plugins.planning.proposed_plan import ProposedPlan
+from recd_plugins.planning.cluster.machines import as_launched
 from recd_plugins.planning.remembered import remembered
+from recd_plugins.planning.torchrec_plan.beside_plain import (
+    DATA_PARALLEL,
+    UNSAID_BATCH,
+    sharding_types,
+)
+from recd_plugins.planning.torchrec_plan.constrained_search import ConstrainedSearch
+from recd_plugins.planning.torchrec_plan.proposed_plan import ProposedPlan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +35,7 @@ def plain_kinds(
     For tables whose optimizer is named, it also finds what TorchRec would have on every rank by the
     batch size that its planner assumes by default.
     """
-    from recd_plugins.planning.torchrec_search import torchrec_topology
+    from recd_plugins.planning.torchrec_plan.torchrec_search import torchrec_topology
 
     # A trainer's own planner knows no rates of links. Where none are stated here either, only
     # tables whose optimizer is named can differ.
