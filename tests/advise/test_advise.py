@@ -767,6 +767,12 @@ def test_what_saves_more_takes_the_place_of_what_was_met_before_it() -> None:
     assert next(one.why for one in walk.weighed) == "b in its place saves 25.0%"
 
 
+@pytest.mark.parametrize(("ms", "says"), [(100.0, "as much time"), (99.0, "1.0% less time")])
+def test_what_changes_nothing_takes_as_much(ms: float, says: str) -> None:
+    walk = walked(lambda there: ms if there else 100.0, "a", {})
+    assert walk.weighed[0].why.startswith(f"a step would take {says}, and ")
+
+
 def test_a_gain_that_hangs_on_waiting_for_bytes_is_no_gain() -> None:
     """It computes more than it saves of what ranks do not work meanwhile."""
 

@@ -184,3 +184,8 @@ def test_torchrecs_planner_counts_no_rows_of_tables_in_files() -> None:
     assert held.propose(model, room, 1).plan["bags"]["a"].sharding_type == "row_wise"
     with pytest.raises(CapabilityError, match=r"tables of 0\.00596 GB, .* do not fit"):
         planner.in_files(["a"]).propose(model, Topology(host_memory_gb=2e-3), 1)
+    with pytest.raises(
+        CapabilityError, match="batches, beside tables that all lie in mapped"
+    ) as no:
+        planner.in_files(names).propose(model, Topology(host_memory_gb=1e-7), 1)
+    assert "make the tables smaller" not in str(no.value)

@@ -309,9 +309,7 @@ class _OnTheWay:
                         self._note_loss(other, None)
                 for other in gone:
                     before = self._reasons.get(other.addition.name, "")
-                    what = "memory" if self._goal.objective == "memory" else "time"
-                    more = "less" if lost < 0 else "more"
-                    why = f"without it a step takes {abs(lost):.1%} {more} {what}"
+                    why = f"without it a step takes {self._change_in_words(lost)}"
                     self._settle(other, "left out", f"{why}; {before}" if before else why)
                 for other in back:
                     self._settle(other, "kept", f"it does as much as {name}")
@@ -510,16 +508,25 @@ class _OnTheWay:
         if "dedup" in self._wrote[claim.addition.name] and not outlook.groups:
             lines = outlook.why_groups[1:]
             new += [line.strip() for line in (*lines[:FEATURES], *lines[FEATURES:][-1:])]
-        change = f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
-        what = "memory" if self._goal.objective == "memory" else "time"
-        why = f"a step would take {change} {what}, and {worth:.0%} must be saved"
+        change = self._change_in_words(-gain)
+        why = f"a step would take {change}, and {worth:.0%} must be saved"
         if gain > worth:
             now, then = self.best.ms_working_meanwhile, outlook.ms_working_meanwhile
             why = (
-                f"a step would take {change} {what}, but if ranks that share processors work while "
+                f"a step would take {change}, but if ranks that share processors work while "
                 f"others wait for bytes, {then:.3g} ms for {now:.3g}"
             )
         return "; ".join([why, *new])
+
+    def _change_in_words(self, more: float) -> str:
+        """How much more of what is to be saved a step takes."""
+        what = "memory" if self._goal.objective == "memory" else "time"
+        share = f"{abs(more):.1%}"
+        return (
+            f"as much {what}"
+            if share == "0.0%"
+            else f"{share} {'more' if more > 0 else 'less'} {what}"
+        )
 
     def _why_no_room(self) -> str:
         """Why nothing fits, if memory has no room for the tables with the baseline."""

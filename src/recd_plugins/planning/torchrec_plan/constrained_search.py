@@ -149,10 +149,14 @@ class ConstrainedSearch:
             "Or have the tables that are looked up least lie in mapped files, as `sharding: {use: "
             "flexshard, goal: auto}` does."
         )
+        what = f"tables of {needed / GB:.3g} GB, with optimizer states and batches on top,"
+        smaller = "train on more ranks, lower train.batch_size, or make the tables smaller"
+        if not needed:
+            what = "batches, beside tables that all lie in mapped files,"
+            smaller = "train on more ranks, or lower train.batch_size"
         return CapabilityError(
-            f"sharding: tables of {needed / GB:.3g} GB, with optimizer states and batches on top, "
-            f"do not fit on {so_many(on.world_size, 'rank')} of {has / GB:.3g} GB {where} memory. "
-            f"Set topology.{where}_memory_gb to what a rank has, train on more ranks, lower "
-            f"train.batch_size, or make the tables smaller. {answer}",
+            f"sharding: {what} do not fit on {so_many(on.world_size, 'rank')} of {has / GB:.3g} GB "
+            f"{where} memory. Set topology.{where}_memory_gb to what a rank has, {smaller}. "
+            f"{answer}",
             mapped if on.compute_device == "cpu" and not self.in_files else "",
         )
