@@ -239,6 +239,8 @@ def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) 
     step = next(one for one in summary["forecasts"] if one["what"] == "ms of a step")
     assert step["forecast"] == expected
     assert step["fact"] == summary["cost"]["step_ms"]
+    longer = step["fact"] > 1.1 * expected
+    assert ("is one that computes alone" in step["note"]) == longer
 
 
 def exchanged(registry: str) -> float:

@@ -243,6 +243,11 @@ class Facts:
             "is for, or it is busy with other work: ask `recd advise` again, here, with a topology "
             "by `recd topology measure`"
         )
+        if ms > forecast and self._stack.device == "cpu":
+            note += (
+                ". Or ranks share a processor: what is forecast is one that computes alone, and "
+                "neither reads nor keeps metrics"
+            )
         yield dataclasses.replace(one, note=note) if one.parted else one
 
     def _hot_batches(self, batches: float, hot: float, share: float | None) -> Iterator[Beside]:
