@@ -16,6 +16,7 @@ from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import zipf
 from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.planning.cluster.topology import GB, Link, Topology
+from recd_plugins.planning.fused_params import state_bytes
 from recd_plugins.planning.prices.cost import PAPER_K, Cost, Prices, priced
 from recd_plugins.planning.prices.ledger import FURTHER, Ledger
 from recd_plugins.planning.prices.milliseconds import (
@@ -25,12 +26,7 @@ from recd_plugins.planning.prices.milliseconds import (
     overlapped,
     working_meanwhile,
 )
-from recd_plugins.planning.prices.replica_factor import (
-    replica_factor,
-    replica_passes,
-    row_factor,
-    state_bytes,
-)
+from recd_plugins.planning.prices.replica_factor import replica_factor, replica_passes, row_factor
 from recd_plugins.planning.tables.profiled_table import ProfiledTable
 from recd_plugins.planning.tier_plans.plan_of_sizes import tier_plan
 from recd_plugins.planning.tier_plans.table_sizes import TableSizes

@@ -22,15 +22,9 @@ from torchrec.optim.optimizers import Adagrad
 
 from recd_plugins.config.parsing import parse
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
-from recd_plugins.planning.sharders import (
-    check_planned,
-    check_registry_agrees,
-    completed,
-    default_sharders,
-    fused_by_table,
-    fused_in_words,
-    sharded_modules,
-)
+from recd_plugins.planning.answers import completed
+from recd_plugins.planning.fused_params import check_registry_agrees, fused_by_table, fused_in_words
+from recd_plugins.planning.sharders import check_planned, default_sharders, sharded_modules
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.tiers.sharder import TierSharder, why_no_tiers
 

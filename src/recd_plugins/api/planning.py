@@ -11,6 +11,7 @@ from recd_plugins.planning.cluster.topology import GB, Link
 from recd_plugins.planning.constraints import CacheAlgorithm, TableConstraint
 from recd_plugins.planning.explain.plan_report import Considered, Frontier, PlanReport
 from recd_plugins.planning.explain.words import aligned, in_share
+from recd_plugins.planning.fused_params import fused_by_table, state_bytes
 from recd_plugins.planning.homes import boundless
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
@@ -23,12 +24,12 @@ from recd_plugins.planning.planner_bases import (
 from recd_plugins.planning.prices.cost import PAPER_K, Cost, Prices, Pricing, priced
 from recd_plugins.planning.prices.ledger import Ledger
 from recd_plugins.planning.prices.milliseconds import marginal_ms
-from recd_plugins.planning.prices.replica_factor import replica_factor, replica_passes, state_bytes
+from recd_plugins.planning.prices.replica_factor import replica_factor, replica_passes
 from recd_plugins.planning.prices.row_wise_cost import home_load
 from recd_plugins.planning.prices.sharded_cost import sharded_cost
 from recd_plugins.planning.prices.table_ledger import TableLedger, travelling_shares
 from recd_plugins.planning.remembered import remembered
-from recd_plugins.planning.sharders import default_sharders, fused_by_table, sharded_modules
+from recd_plugins.planning.sharders import default_sharders, sharded_modules
 from recd_plugins.planning.step.compute import Compute, FeatureCompute
 from recd_plugins.planning.step.step_forecast import StepForecast
 from recd_plugins.planning.tables.model_tables import ModelTable, model_tables

@@ -8,7 +8,8 @@ these steps is `tiers.planner`; how many rows each tier takes, a plugin's policy
                               count_sample counts lookups, row by row           access
                               a Profile has a RowDistribution for each table    access
     its model and sharders    a ModelTable for each table                       model_tables
-                              the optimizer of each table, the codecs           sharders, codecs
+                              the modules that these shard                      sharders
+                              the optimizer of each table, the codecs           fused_params, codecs
     registry.yaml             a Topology, and the Cluster that it makes         topology, cluster
                               the constraints of each table                     constraints
     the trainer's own         its constraints of tables                         given_constraints

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recd_plugins.errors import check_made
+from recd_plugins.errors import PluginError, check_made
 from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.constraints import TableConstraint
+from recd_plugins.planning.fused_params import fused_in_words
 from recd_plugins.planning.planner_bases import HoldsRowWise, Proposes
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 __all__ = [
+    "completed",
     "explanation",
     "having_in_files",
     "having_row_wise",
@@ -44,6 +46,36 @@ def sharders_of(planner: HoldsRowWise) -> list[ModuleSharder[nn.Module]]:
     fix = "Return context.sharders(), as they are or wrapped."
     check_made(found, Sequence, _whose(planner, "sharders"), fix)
     return list(found)
+
+
+def completed(
+    found: Sequence[ModuleSharder[nn.Module]], given: Sequence[ModuleSharder[nn.Module]], who: str
+) -> list[ModuleSharder[nn.Module]]:
+    """The sharders that a planner brings, with those that the trainer has `given` for other
+    modules.
+
+    `PluginError`, which names the planner as `who`, where it replaces a sharder of the trainer's by
+    one that trains or exchanges otherwise.
+    """
+    by_type = {one.module_type: one for one in found}
+    for own in given:
+        other = by_type.get(own.module_type, own)
+        theirs, ours = (getattr(one, "fused_params", None) or {} for one in (other, own))
+        codecs = other.qcomm_codecs_registry is own.qcomm_codecs_registry
+        if theirs == ours and codecs:
+            continue
+        what = (
+            f"trains tables with {fused_in_words(theirs)}, where the trainer's have "
+            f"{fused_in_words(ours)}"
+            if theirs != ours
+            else "leaves out the trainer's qcomm_codecs_registry"
+        )
+        raise PluginError(
+            f"{who} brings a {type(other).__name__} of its own for {own.module_type.__name__}, "
+            f"which {what}. Have its `sharders` return those of `context.sharders()`, wrapped "
+            "where its plan changes modules."
+        )
+    return [*found, *(own for own in given if own.module_type not in by_type)]
 
 
 def may_be_row_wise(planner: HoldsRowWise, table: str) -> bool:

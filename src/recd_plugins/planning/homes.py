@@ -17,12 +17,12 @@ from recd_plugins.planning.answers import having_in_files, proposal
 from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.planning.cluster.topology import GB, Topology
 from recd_plugins.planning.explain.words import aligned, in_bytes
+from recd_plugins.planning.fused_params import state_bytes
 from recd_plugins.planning.kernels_without_rows import (
     has_rows_on_all,
     row_wise_tables,
     without_rows,
 )
-from recd_plugins.planning.prices.replica_factor import state_bytes
 from recd_plugins.planning.tables.model_tables import ModelTable, ambiguous, model_tables
 from recd_plugins.planning.tables.planned_shards import planned_shards
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recd_plugins.planning.fused_params import fused_by_table, state_bytes
 from recd_plugins.planning.planner_bases import Tiered
-from recd_plugins.planning.prices.replica_factor import state_bytes
-from recd_plugins.planning.sharders import fused_by_table, sharded_modules
+from recd_plugins.planning.sharders import sharded_modules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,38 +1,20 @@
-"""The sharders of a trainer: which modules they shard, and which optimizer they give to tables.
+"""The sharders of a trainer, and which modules they shard.
 
-A trainer says how tables are trained in two places, which TorchRec merges when it shards them:
-`apply_optimizer_in_backward` of a table's parameter, and the `fused_params` of its sharder. Both
-are read here, so that nobody has to say it twice. TorchRec is imported inside of functions, since
-that takes seconds.
+TorchRec is imported inside of functions, since that takes seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import CapabilityError, PluginError, RegistryError
+from recd_plugins.errors import CapabilityError
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = [
-    "check_planned",
-    "check_registry_agrees",
-    "completed",
-    "default_sharders",
-    "fused_by_table",
-    "fused_in_words",
-    "left_whole",
-    "sharded_modules",
-]
-
-DEFAULTS: Mapping[str, float] = {"learning_rate": 0.01, "eps": 1e-8}
-"""What fbgemm's kernels take where nobody says it; the optimizer is then EXACT_SGD."""
-
-SAYS = {"tables": "optimizer", "tables_lr": "learning_rate", "tables_eps": "eps"}
-"""What an option of `train.optimizer` is called in fused params."""
+__all__ = ["check_planned", "default_sharders", "left_whole", "sharded_modules"]
 
 
 def default_sharders(
@@ -102,54 +84,6 @@ def left_whole(
     ]
 
 
-def fused_by_table(
-    model: nn.Module, sharders: Sequence[ModuleSharder[Any]]
-) -> dict[str, dict[str, Any]]:
-    """The fused params of each table that is sharded: its sharder's, under those of its own."""
-    from recd_plugins.compat.torchrec import own_fused_params
-
-    return {
-        table: {**(getattr(sharder, "fused_params", None) or {}), **own_fused_params(parameter)}
-        for _, module, sharder in sharded_modules(model, sharders)
-        for table, parameter in sharder.shardable_parameters(module).items()
-    }
-
-
-class TablesOptimizer(Protocol):
-    """`train.optimizer` of registry.yaml."""
-
-    def fused_params(self) -> dict[str, Any]:
-        """The options of tables, as TorchRec's `fused_params`."""
-
-
-def check_registry_agrees(
-    model: nn.Module,
-    sharders: Sequence[ModuleSharder[Any]],
-    named: Sequence[str],
-    settings: TablesOptimizer,
-) -> None:
-    """`RegistryError` where registry.yaml says another optimizer of tables than they have.
-
-    `named` are those of the `settings` that registry.yaml has.
-    """
-    if not named:
-        return
-    wanted = settings.fused_params()
-    for table, own in fused_by_table(model, sharders).items():
-        has = {"optimizer": type(wanted["optimizer"]).EXACT_SGD, **DEFAULTS, **own}
-        wrong = [name for name in named if has[SAYS[name]] != wanted[SAYS[name]]]
-        if has["optimizer"].name == "EXACT_SGD":  # it has no epsilon
-            wrong = [name for name in wrong if name != "tables_eps"]
-        if wrong:
-            raise RegistryError(
-                f"registry.yaml says {fused_in_words(wanted)}, but the trainer's table {table!r} "
-                f"has {fused_in_words(own)}, by apply_optimizer_in_backward or by the fused_params "
-                f"of its sharder. Set it in one place: take {', '.join(wrong)} out, or let the "
-                "trainer set the same.",
-                "train.optimizer",
-            )
-
-
 def check_planned(
     model: nn.Module,
     planned: Sequence[ModuleSharder[nn.Module]],
@@ -165,44 +99,3 @@ def check_planned(
                 f"{type(module).__name__}, but none of these sharders shards that. Pass your "
                 "sharders to the plan too: stack.plan(model, sharders=mine)."
             )
-
-
-def completed(
-    found: Sequence[ModuleSharder[nn.Module]], given: Sequence[ModuleSharder[nn.Module]], who: str
-) -> list[ModuleSharder[nn.Module]]:
-    """The sharders that a planner brings, with those that the trainer has `given` for other
-    modules.
-
-    `PluginError`, which names the planner as `who`, where it replaces a sharder of the trainer's by
-    one that trains or exchanges otherwise.
-    """
-    by_type = {one.module_type: one for one in found}
-    for own in given:
-        other = by_type.get(own.module_type, own)
-        theirs, ours = (getattr(one, "fused_params", None) or {} for one in (other, own))
-        codecs = other.qcomm_codecs_registry is own.qcomm_codecs_registry
-        if theirs == ours and codecs:
-            continue
-        what = (
-            f"trains tables with {fused_in_words(theirs)}, where the trainer's have "
-            f"{fused_in_words(ours)}"
-            if theirs != ours
-            else "leaves out the trainer's qcomm_codecs_registry"
-        )
-        raise PluginError(
-            f"{who} brings a {type(other).__name__} of its own for {own.module_type.__name__}, "
-            f"which {what}. Have its `sharders` return those of `context.sharders()`, wrapped "
-            "where its plan changes modules."
-        )
-    return [*found, *(own for own in given if own.module_type not in by_type)]
-
-
-def fused_in_words(fused: Mapping[str, Any]) -> str:
-    """The optimizer that fused params name, in words: `EXACT_SGD, learning_rate 0.2`."""
-    kind: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
-    named = [f"learning_rate {fused.get('learning_rate', DEFAULTS['learning_rate']):g}"]
-    if kind not in ("EXACT_SGD", "SGD"):
-        named.append(f"eps {fused.get('eps', DEFAULTS['eps']):g}")
-    others = ("weight_decay", "weight_decay_mode", "max_norm", "max_gradient", "beta1", "beta2")
-    named += [f"{name} {fused[name]}" for name in others if fused.get(name)]
-    return ", ".join([kind, *named])

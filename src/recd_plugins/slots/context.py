@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError
+from recd_plugins.planning.fused_params import fused_by_table
 from recd_plugins.planning.planner_bases import HoldsRowWise, Tiered
 from recd_plugins.planning.prices.codecs import Codecs, carried
-from recd_plugins.planning.sharders import default_sharders, fused_by_table
+from recd_plugins.planning.sharders import default_sharders
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 from recd_plugins.errors import PluginError, RegistryError, called, check_made, so_many
+from recd_plugins.planning.answers import completed
+from recd_plugins.planning.fused_params import check_registry_agrees
 from recd_plugins.planning.planner_bases import OrdersBatches, TakesContext
 from recd_plugins.planning.prices.codecs import Codecs, check_codecs_agree
-from recd_plugins.planning.sharders import (
-    check_planned,
-    check_registry_agrees,
-    completed,
-    default_sharders,
-)
+from recd_plugins.planning.sharders import check_planned, default_sharders
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.contexts import Contexts
 from recd_plugins.registry.registry import Registry

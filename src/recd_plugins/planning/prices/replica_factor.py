@@ -5,15 +5,16 @@ Both are by the fused optimizer of its table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recd_plugins.errors import PluginError
 from recd_plugins.planning.cluster.cluster import Cluster
+from recd_plugins.planning.fused_params import state_bytes
 from recd_plugins.planning.prices.cost import STEPPED
 from recd_plugins.planning.tables.profiled_table import ProfiledTable
 
-__all__ = ["replica_factor", "replica_passes", "row_factor", "row_passes", "state_bytes"]
+__all__ = ["replica_factor", "replica_passes", "row_factor", "row_passes"]
 
 STEPPED_IN_ONE = 5.0
 """Passes over a chunk in which sums are scaled, and row-wise Adagrad without decay steps rows of
@@ -24,21 +25,6 @@ UNDER_WAY = 0.64
 It is a bound for tiers of 100,000 rows and more: `benchmarks.flexshard.memory` found 0.18 for
 500,000 rows of 64 floats, 0.12 for rows of 128, 0.45 for rows of 16, whose places weigh as much as
 any's, and up to 0.57 for 100,000 rows of 64, of which more is under way at a time."""
-STATE_BYTES: Mapping[str, Callable[[int], int]] = {
-    "EXACT_ADAGRAD": lambda dim: 4 * dim,
-    "EXACT_ROWWISE_ADAGRAD": lambda _: 4,
-    "ADAM": lambda dim: 8 * dim,
-    "LAMB": lambda dim: 8 * dim,
-    "PARTIAL_ROWWISE_ADAM": lambda dim: 4 * dim + 4,
-    "PARTIAL_ROWWISE_LAMB": lambda dim: 4 * dim + 4,
-}
-"""Optimizer state of a row of D elements; none for SGD."""
-
-
-def state_bytes(fused: Mapping[str, Any], dim: int) -> int:
-    """The bytes that the fused optimizer keeps for a row."""
-    optimizer: str = getattr(fused.get("optimizer"), "name", "EXACT_SGD")
-    return STATE_BYTES[optimizer](dim) if optimizer in STATE_BYTES else 0
 
 
 def replica_factor(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.errors import listed
 from recd_plugins.notices import Missed, Notice, Otherwise
-from recd_plugins.planning.sharders import fused_in_words
+from recd_plugins.planning.fused_params import fused_in_words
 from recd_plugins.planning.tables.planned_tables import planned_tables
 
 if TYPE_CHECKING:

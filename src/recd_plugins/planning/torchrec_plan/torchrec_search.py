@@ -30,7 +30,7 @@ from torchrec.distributed.types import ShardingType
 from recd_plugins.compat.torchrec import own_fused_params
 from recd_plugins.errors import so_many
 from recd_plugins.planning.cluster.topology import GB, Topology
-from recd_plugins.planning.prices.replica_factor import state_bytes
+from recd_plugins.planning.fused_params import state_bytes
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.torchrec_plan.torchrec_proposals import Proposals
 
