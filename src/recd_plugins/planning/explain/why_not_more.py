@@ -20,12 +20,12 @@ def why_not_more(table: TableLedger, ledger: Ledger, room: float | None) -> str:
     sizes, rows = table.sizes, table.table.rows
     if sizes.as_torchrec:
         return "left to TorchRec's own plan"
-    taken = sizes.replicated + sizes.per_node
+    taken = sizes.replicas
     if taken >= rows.num_rows:
         return "every row has a replica"
     next_row = rows.part(taken, taken + 1)
     prices, width = ledger.prices, table.table.width
-    pooled = int(bool(table.table.bags) and sizes.coalesce != "none")
+    pooled = int(table.travels)
     cluster = prices.cluster
     nodes = cluster.n_nodes > 1 and cluster.ranks_per_node > 1
     per_node = sizes.per_node or (not sizes.replicated and nodes)
@@ -53,17 +53,18 @@ def _stays(
     """Milliseconds and bytes that the table takes for the row, which follows on those taken."""
     prices, sizes, profiled = ledger.prices, table.sizes, table.table
     if not profiled.bags or sizes.coalesce != "none":
-        pooled = int(bool(profiled.bags))
-        priced = prices.row_wise(row, profiled.width, sizes.coalesce, pooled, int(profiled.mapped))
+        priced = prices.row_wise(
+            row, profiled.width, sizes.coalesce, int(table.travels), int(profiled.mapped)
+        )
         cost = priced.total(row.counts)
         return float(marginal_ms(cost, prices.cluster)), cost.memory
     # A bag's sum is spared with the last of its rows: this one may be that.
     rows = profiled.rows
     home, left = (
         home_cost(
+            prices,
             profiled,
             dataclasses.replace(sizes, replicated=first, per_node=0),
-            prices,
             travelling(rows, profiled.bags, first),
         ).mean
         for first in (taken, taken + 1)
@@ -75,7 +76,7 @@ def _stays(
 def _limit(ledger: Ledger, room: float | None, more: float) -> str:
     """Why a row that a replica would make faster has none; it would take `more` bytes a rank."""
     ranks = ledger.prices.cluster.world_size
-    if not any(one.sizes.replicated or one.sizes.per_node for one in ledger.tables.values()):
+    if not any(one.has_replicas for one in ledger.tables.values()):
         return "a tier's own collectives would take longer than all of its rows save"
     if room is not None and more > 0 and more * ranks > room:
         return "memory is used up"

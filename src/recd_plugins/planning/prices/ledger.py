@@ -111,7 +111,7 @@ class Ledger:
         return sum(
             router_bytes(
                 one.table.rows.num_rows,
-                one.sizes.replicated + one.sizes.per_node,
+                one.sizes.replicas,
                 on_gpu=on_gpu,
             )
             for one in self.tables.values()

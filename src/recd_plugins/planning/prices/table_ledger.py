@@ -74,7 +74,7 @@ class TableLedger:
             whole = Entry(rows=table.rows.num_rows, share=1.0, cost=cost)
             entries: Mapping[TierName, Entry] = {**NO_REPLICAS, "home": whole}
         else:
-            entries = _entries(table, sizes, prices, share)
+            entries = _entries(prices, table, sizes, share)
         return cls(table=table, sizes=sizes, entries=entries)
 
     def interval(self, tier: TierName) -> tuple[float, float]:
@@ -100,7 +100,7 @@ class TableLedger:
     @cached_property
     def has_replicas(self) -> bool:
         """Whether any of its rows has a replica."""
-        return bool(self.sizes.replicated or self.sizes.per_node)
+        return self.sizes.replicas > 0
 
     @property
     def is_torchrecs(self) -> bool:
@@ -111,9 +111,8 @@ class TableLedger:
 
     @property
     def travels(self) -> bool:
-        """Whether its rows travel, and are summed where they were asked for."""
-        sizes = self.sizes
-        return bool(self.table.bags) and sizes.coalesce != "none" and not sizes.as_torchrec
+        """Whether it has bags whose rows travel, and are summed where they were asked for."""
+        return not self.sizes.as_torchrec and _rows_travel(self.table, self.sizes)
 
     @property
     def home_kind(self) -> str:
@@ -158,7 +157,7 @@ def travelling_shares(
     the one with the most; a table without replicas has all its bags in it.
     """
     summed = [name for name, one in tables.items() if one.bags and sizes[name].coalesce == "none"]
-    taken = {name: sizes[name].replicated + sizes[name].per_node for name in summed}
+    taken = {name: sizes[name].replicas for name in summed}
     fronted = {tables[name].collection for name, rows in taken.items() if rows}
     found: dict[str, float] = {}
     for collection in fronted:
@@ -173,24 +172,23 @@ def travelling_shares(
     return found
 
 
-def home_cost(table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None) -> Cost:
+def home_cost(prices: Prices, table: ProfiledTable, sizes: TableSizes, share: float | None) -> Cost:
     """The cost of the rows of a table that have no replica; `share` is as in `TableLedger.of`. Rows
     in mapped files take no static_memory, and are paged."""
-    first = sizes.replicated + sizes.per_node
-    cost = _exchanged(table, sizes, prices, share)
+    cost = _home_in_memory(prices, table, sizes, share)
     if not table.mapped:
         return cost
     return dataclasses.replace(
-        cost, static_memory=0.0, paged=touched_by_rank(prices, table, first=first)
+        cost, static_memory=0.0, paged=touched_by_rank(prices, table, first=sizes.replicas)
     )
 
 
 def _entries(
-    table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None
+    prices: Prices, table: ProfiledTable, sizes: TableSizes, share: float | None
 ) -> dict[TierName, Entry]:
     """The entry of each tier of a row-wise table; `share` is as in `TableLedger.of`."""
     rows, width = table.rows, table.width
-    pooled = int(bool(table.bags) and sizes.coalesce != "none")
+    pooled = int(_rows_travel(table, sizes))
     ends = _ends(sizes, rows.num_rows)
     every_rank = prices.batch_size * prices.cluster.world_size
 
@@ -209,30 +207,34 @@ def _entries(
         part = rows.part(*ends["per_node"])
         cost = prices.per_node(part, width, sizes.coalesce, pooled).total(part.counts)
         found["per_node"] = entry("per_node", cost, every_rank)
-    found["home"] = entry("home", home_cost(table, sizes, prices, share))
+    found["home"] = entry("home", home_cost(prices, table, sizes, share))
     return found
 
 
 def _ends(sizes: TableSizes, num_rows: int) -> dict[TierName, tuple[int, int]]:
     """The first row of each tier, and the one after its last, counted from the hottest on."""
-    replicated, copied = sizes.replicated, sizes.replicated + sizes.per_node
     return {
-        "replicated": (0, replicated),
-        "per_node": (replicated, copied),
-        "home": (copied, num_rows),
+        "replicated": (0, sizes.replicated),
+        "per_node": (sizes.replicated, sizes.replicas),
+        "home": (sizes.replicas, num_rows),
     }
 
 
-def _exchanged(
-    table: ProfiledTable, sizes: TableSizes, prices: Prices, share: float | None
+def _rows_travel(table: ProfiledTable, sizes: TableSizes) -> bool:
+    """Whether the rows of a row-wise table of bags travel, rather than their sums."""
+    return bool(table.bags) and sizes.coalesce != "none"
+
+
+def _home_in_memory(
+    prices: Prices, table: ProfiledTable, sizes: TableSizes, share: float | None
 ) -> Cost:
-    """The cost of these rows in memory."""
-    first, coalesce = sizes.replicated + sizes.per_node, sizes.coalesce
+    """`home_cost` of a table that is not in mapped files."""
+    first, coalesce = sizes.replicas, sizes.coalesce
     if not table.bags:
         return row_wise_cost(prices, table, first=first, coalesce=coalesce)
     if coalesce != "none":
         cost = row_wise_cost(prices, table, first=first, coalesce=coalesce, pooled=1)
-        return cost + _summed(table, prices)
+        return cost + _summed(prices, table)
     rows = table.rows.part(first, table.rows.num_rows)
     if share is None:
         share = travelling(table.rows, table.bags, first) if first else 1.0
@@ -247,7 +249,7 @@ def _exchanged(
     )
 
 
-def _summed(table: ProfiledTable, prices: Prices) -> Cost:
+def _summed(prices: Prices, table: ProfiledTable) -> Cost:
     """The cost of the sums on the rank that asked for their rows: 2 f B s, and as much local."""
     size = 2 * table.bags * prices.batch_size * table.dim * SUM_BYTES
     return Cost(dynamic_memory=size, local=size)

@@ -23,7 +23,7 @@ class ProfiledTable:
     """f: bags of a sample, where rows are pooled; fewer than its features where bags of unique
     samples are looked up. 0 where rows are looked up one by one."""
     collection: str = ""
-    """The path of its collection in the model."""
+    """Its collection, and the part of it: tables of one share exchanges."""
     shards: PlannedShards | None = None
     """Its table shards in TorchRec's own plan; row-wise where nobody asked."""
     mapped: bool = False

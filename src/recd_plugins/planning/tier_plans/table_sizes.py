@@ -26,6 +26,11 @@ class TableSizes:
     as_torchrec: bool = False
     """Whether the table is left where TorchRec's own plan has it, without any sizes."""
 
+    @property
+    def replicas(self) -> int:
+        """The number of rows that have a replica: the hottest."""
+        return self.replicated + self.per_node
+
     def __post_init__(self) -> None:
         for tier in ("replicated", "per_node"):
             rows = getattr(self, tier)
