@@ -14,7 +14,7 @@ from rich.table import Table
 import recd_plugins as rp
 from recd_plugins.api.planning import Tiered
 from recd_plugins.api.testing import GlooPool, scratch_folder, train_quietly
-from recd_scars.cache_curve import CacheCurve, merged_rows
+from recd_scars.cache_curve import CacheCurve, rows_of_all
 
 MODEL = {"use": "dlrm", "embedding_dim": 16, "bottom": [32, 16], "top": [32]}
 TRAIN = {"device": "cpu", "ranks": 2, "batch_size": 512, "log_every": 6}
@@ -51,7 +51,7 @@ if __name__ == "__main__":
         planner = stack.planned_for(stack.model(), world_size=2)  # as `recd plan` does
     assert isinstance(planner, Tiered)
     assert planner.profile is not None
-    rows = merged_rows(list(planner.profile.rows.values()))
+    rows = rows_of_all(list(planner.profile.rows.values()))
     hottest = {count: f"{rows.coverage(count):.0%}" for count in (100, 1000, 10000)}
     print(stack.explain().splitlines()[0], f"lookups of the hottest rows: {hottest}", sep="\n")
     Console().print(table)

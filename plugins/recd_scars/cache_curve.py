@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CacheCurve", "Point", "merged_rows"]
+__all__ = ["CacheCurve", "Point", "rows_of_all"]
 
 BYTES = 4
 """A number is a float32, and so is one of the paper's indices."""
@@ -206,8 +206,8 @@ def _draw_hits(axes: Axes, rows: Mapping[str, RowDistribution]) -> None:
     axes.set(xlabel="rows cached, %", ylabel="lookups that hit, %", title="hits by cache portion")
 
 
-def merged_rows(tables: Sequence[RowDistribution]) -> RowDistribution:
-    """The rows of all, hottest first; ids are not kept."""
+def rows_of_all(tables: Sequence[RowDistribution]) -> RowDistribution:
+    """The rows of all tables as if they were one table's, hottest first; ids are not kept."""
     if len(tables) == 1:
         return tables[0]
     counts, p, presence = (

@@ -17,7 +17,7 @@ from recd_plugins.api.planning import (
     uniform,
     zipf,
 )
-from recd_scars.cache_curve import merged_rows
+from recd_scars.cache_curve import rows_of_all
 
 __all__ = ["CurveSource", "of_law", "of_profile", "of_registry"]
 
@@ -58,7 +58,7 @@ def of_profile(path: Path, tables: Sequence[str], width: int) -> CurveSource:
     profile = Profile.load(path)
     names = list(tables or profile.rows)
     return CurveSource(
-        name=", ".join(names), rows=merged_rows([profile[name] for name in names]), width=width
+        name=", ".join(names), rows=rows_of_all([profile[name] for name in names]), width=width
     )
 
 
@@ -79,5 +79,5 @@ def of_registry(
             f"curve; name tables of one width, of {', '.join(chosen)}."
         )
     profile = stack.profile({name: table.counted for name, table in chosen.items()}, batches)
-    rows = merged_rows([profile[name] for name in chosen])
+    rows = rows_of_all([profile[name] for name in chosen])
     return CurveSource(name=", ".join(chosen), rows=rows, width=widths.pop())

@@ -59,7 +59,7 @@ class HotNotices:
 
     def without_copies(self, plans: Plans, *, sized: bool) -> Iterator[Notice]:
         """A notice of hot batches without any row on every rank, where the tables were `sized`."""
-        if self._config.hot_batches and sized and not has_copies(plans):
+        if self._config.hot_batches and sized and not any_replicated(plans):
             yield Unused(
                 what=HOT,
                 why="no row has a copy on every rank, so no batch can be hot",
@@ -70,7 +70,7 @@ class HotNotices:
     def left_to_others(self, plans: Plans, beside: Collection[str]) -> Iterator[Notice]:
         """A notice of tables `beside` the cached ones that keep samples out of hot batches."""
         left = sorted(set(beside).difference(plans))
-        if self._config.hot_batches and left and has_copies(plans):
+        if self._config.hot_batches and left and any_replicated(plans):
             yield Missed(
                 what=HOT,
                 why=f"the plan leaves {', '.join(left)} to others, so no sample that looks up a "
@@ -82,13 +82,13 @@ class HotNotices:
     def cannot_be_marked(self, plans: Plans) -> Iterator[Notice]:
         """A notice of batches that do not hold what `features` makes of them, which `stack.order`
         refuses."""
-        if self._unmarked and has_copies(plans):
+        if self._unmarked and any_replicated(plans):
             why, _, cure = self._unmarked.partition(". ")
             yield Unused(what=HOT, why=f"no batch can be marked as hot: {why}", cure=cure)
 
     def unordered(self, plans: Plans) -> Iterator[Notice]:
         """A notice that the trainer takes its batches as they come."""
-        if self._config.hot_batches and has_copies(plans):
+        if self._config.hot_batches and any_replicated(plans):
             yield Unused(
                 what=HOT,
                 why="the trainer's batches do not come from a loader that puts hot samples "
@@ -129,7 +129,7 @@ class HotNotices:
     def _none_was_hot(self, plans: Plans) -> Iterable[Notice] | None:
         """The notice that no batch was hot, once enough windows were read while rows had copies;
         None before."""
-        if not has_copies(plans):
+        if not any_replicated(plans):
             self.begin()  # rows may still be given copies
             return None
         window, count = self._config.window, sum(one.every for one in self.yielded)
@@ -146,6 +146,6 @@ class HotNotices:
         ]
 
 
-def has_copies(plans: Plans) -> bool:
+def any_replicated(plans: Plans) -> bool:
     """Whether any row is on every rank by these plans."""
     return any(len(one.replicated) for one in plans.values())

@@ -85,16 +85,16 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
                 others=policy.others,
             )
         self._config = config
-        self._every: Mapping[str, ModelTable] = {}
+        self._model_tables: Mapping[str, ModelTable] = {}
         """All tables of the model that was planned last."""
         self._apart: frozenset[str] = frozenset()
         """Those of these tables that a rank looks up by itself beside the tiers, in hot steps
         too."""
         self.group: ProcessGroup | None = None
         """The ranks that the last plan is for."""
-        self._on: Cluster | None = None
+        self._cluster: Cluster | None = None
         self._memory: DeviceMemory | None = None
-        """The memory that it was planned for, on rank 0."""
+        """The cluster and the memory that it was planned for, on rank 0."""
         more_rows = "`sharding.budget_gb`" if policy else "`size: budget`, `budget_gb`"
         self._hot = HotNotices(config, more_rows=more_rows)
         self.served: ServingKernels | None = None
@@ -115,7 +115,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         topology: Topology,
         world_size: int,
     ) -> ChosenSizes:
-        self._on = Cluster.of(topology, world_size)
+        self._cluster = Cluster.of(topology, world_size)
         self._memory = DeviceMemory.of(
             model,
             topology,
@@ -127,7 +127,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
             hosted=tables if self._config.home == "host" else (),
         )
         if self._policy is None:
-            chosen = self._cached(tables, self._on, self._memory)
+            chosen = self._cached(tables, self._cluster, self._memory)
         else:
             chosen = self._as_policy_chooses(self._policy, model, tables, topology, world_size)
         if self._config.hot_batches and (line := memory_of_hot_rows(tables, chosen.sizes)):
@@ -232,7 +232,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def plan(self, model: nn.Module, topology: Topology, group: ProcessGroup) -> ShardingPlan:
         check_home(self._config.home, self.context.device)
-        self._every, self.group = model_tables(model), group
+        self._model_tables, self.group = model_tables(model), group
         self._hot.begin()
         plan = super().plan(model, topology, group)
         self._apart = self._looked_up_apart(plan)
@@ -240,7 +240,7 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
 
     def propose(self, model: nn.Module, topology: Topology, world_size: int) -> ShardingPlan:
         check_home(self._config.home, topology.device or self.context.device)
-        self.served, self._every, self._apart = None, model_tables(model), frozenset()
+        self.served, self._model_tables, self._apart = None, model_tables(model), frozenset()
         self._hot.look_at_first(self.context)
         plan = super().propose(model, topology, world_size)
         self._apart = self._looked_up_apart(plan)
@@ -251,14 +251,14 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         then they are in a module apart, which sends nothing, and no hot step skips it."""
         planned = self._table_plans
         in_one = {
-            self._every[name].module
+            self._model_tables[name].module
             for name, one in planned.items()
-            if one.coalesce == "none" or not self._every[name].pooled
+            if one.coalesce == "none" or not self._model_tables[name].pooled
         }
         found = set()
         for path in plan.plan.keys() - in_one:
             tables: Any = plan.plan[path]
-            for name in tables.keys() & self._every.keys() - planned.keys():
+            for name in tables.keys() & self._model_tables.keys() - planned.keys():
                 if tables[name].sharding_type == "data_parallel":
                     found.add(name)
         return frozenset(found)
@@ -280,15 +280,15 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
         if self._policy is not None or self._has_counted:
             return super().hotter(batches)
         assert self.tier_plan is not None  # `retier` asked for a plan
-        assert self._on is not None
+        assert self._cluster is not None
         assert self._memory is not None
         found = {name: self.found[name] for name in self.tier_plan.tables}
         counted = {name: table.counted for name, table in found.items()}
         self.profile = profile_batches(batches, counted, features=self.context.features)
         tables = {name: table.with_rows(self.profile[name]) for name, table in found.items()}
-        chosen = self._cached(tables, self._on, self._memory)
+        chosen = self._cached(tables, self._cluster, self._memory)
         self.report, self.explanation = chosen.report, chosen.reason
-        return tier_plan(tables, chosen.sizes, self._on, self.hottest_rows)
+        return tier_plan(tables, chosen.sizes, self._cluster, self.hottest_rows)
 
     @property
     def _has_counted(self) -> bool:
@@ -326,10 +326,10 @@ class ScarsPlanner(TierPlanner, OrdersBatches):
     @property
     def features_of(self) -> Mapping[str, Sequence[str]]:
         """The features of each table in collections that have tiers, tables left out among them."""
-        modules = {self._every[name].module for name in self._table_plans}
+        modules = {self._model_tables[name].module for name in self._table_plans}
         return {
             name: table.features
-            for name, table in self._every.items()
+            for name, table in self._model_tables.items()
             if table.module in modules and name not in self._apart
         }
 

@@ -16,7 +16,7 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.planning.access.access_profile import Profile
 from recd_plugins.planning.access.distribution import RowDistribution
 from recd_plugins.planning.access.parametric import half_normal, zipf
-from recd_scars.cache_curve import CacheCurve, merged_rows
+from recd_scars.cache_curve import CacheCurve, rows_of_all
 from recd_scars.theory import Memory
 
 
@@ -74,7 +74,7 @@ def test_a_table_that_fits_is_cached_whole() -> None:
 
 def test_tables_of_one_width_are_one_distribution() -> None:
     small, large = zipf(100, 2.0), half_normal(3_000, 5.0)
-    both = merged_rows([small, large])
+    both = rows_of_all([small, large])
     assert (both.num_rows, both.lookups) == (3_100, pytest.approx(7.0))
     assert both.appearing(64) == pytest.approx(small.appearing(64) + large.appearing(64))
     assert np.all(np.diff(both.p) <= 0)

@@ -69,7 +69,7 @@ class PlanSearch:
         self.tables = tables
         self.prices = prices
         self.budget = budget
-        self._known = any(table.shards is not None for table in tables.values())
+        self._knows_torchrec = any(table.shards is not None for table in tables.values())
         self.ledgers = SizedLedgers.of(tables, prices)
         self._within_budget = Candidates(self.ledgers, budget=budget, tiers=tiers)
         self._summed: dict[str, TableSizes] = {}
@@ -130,7 +130,7 @@ class PlanSearch:
 
     def _may_be(self, ledger: Ledger) -> bool:
         """Whether it fits, the budget aside."""
-        if not self._known:
+        if not self._knows_torchrec:
             return True
         if self._leaves_a_rank_empty(ledger):
             return False
@@ -204,7 +204,7 @@ class PlanSearch:
 
     def _try_levels_of_tables(self) -> None:
         """Weigh the plan in which each table has its best level."""
-        levels = self._by_table()
+        levels = self._best_levels()
         if levels != self.ways and len(set(levels.values())) > 1:
             self._weigh_all(levels, 0.0)
 
@@ -256,7 +256,7 @@ class PlanSearch:
         fastest = min(sorted(taken), key=taken.__getitem__)
         return self.ledgers.by({**rest, **dict(rows[:fastest])})
 
-    def _by_table(self) -> dict[str, Way]:
+    def _best_levels(self) -> dict[str, Way]:
         """Each table's best level of coalescing, with its sizes and the other tables unchanged.
         Bags keep theirs, and so do tables that are TorchRec's."""
         ledger = self.best
@@ -266,7 +266,7 @@ class PlanSearch:
             tries = [dataclasses.replace(one.sizes, coalesce=level) for level in LEVELS]
             if one.table.shards is not None:
                 tries.append(AS_TORCHREC)
-            ledgers = [self.ledgers.changed(ledger, name, own) for own in tries]
+            ledgers = [self.ledgers.changed(ledger, name, size) for size in tries]
             ledger = min(ledgers, key=lambda found: found.ms)
         return {name: way_of(one) for name, one in ledger.tables.items()}
 
@@ -294,7 +294,7 @@ class PlanSearch:
         return self._beats(self.best, ledger, WORTH)
 
     def _beats(self, best: Ledger, ledger: Ledger, worth: float) -> bool:
-        if self._known and best is self.own:
+        if self._knows_torchrec and best is self.own:
             worth = max(worth, LEAVING)
         if _copies_of_bags(ledger) and not _copies_of_bags(best):
             worth = max(worth, COPYING_BAGS)
@@ -307,7 +307,7 @@ class PlanSearch:
         reliable gain."""
         if self.budget < 0:  # to save memory, steps may be slower
             return False
-        simpler = [self.own] if self._known else []
+        simpler = [self.own] if self._knows_torchrec else []
         if self._without_copies is not None and _has_replicas(ledger):
             simpler.append(self._without_copies)
         return any(ledger.ms_working_meanwhile >= one.ms_working_meanwhile for one in simpler)

@@ -76,17 +76,17 @@ class SizedLedgers:
             found = self._made[named] = self._make(every)
         return found
 
-    def changed(self, ledger: Ledger, name: str, own: TableSizes) -> Ledger:
+    def changed(self, ledger: Ledger, name: str, size: TableSizes) -> Ledger:
         """One of the ledgers, with other sizes of one of its tables of sequences. No other table is
         looked at where the table's ids travel in both, and the ledger is not kept: a thousand
         tables have thousands of them."""
         one = ledger.tables[name]
-        if own == one.sizes:
+        if size == one.sizes:
             return ledger
-        if one.table.bags or own.as_torchrec or one.sizes.as_torchrec:
+        if one.table.bags or size.as_torchrec or one.sizes.as_torchrec:
             sizes = {other: each.sizes for other, each in ledger.tables.items()}
-            return self.by(sizes | {name: own})
-        priced = self._price(name, own, self.tables[name].shards, None)
+            return self.by(sizes | {name: size})
+        priced = self._price(name, size, self.tables[name].shards, None)
         return Ledger(prices=self.prices, tables={**ledger.tables, name: priced})
 
     def merged(self, names: tuple[str, ...]) -> MergedRows:
@@ -113,34 +113,34 @@ class SizedLedgers:
 
     def _make(self, every: Mapping[str, TableSizes]) -> Ledger:
         """The ledger of these sizes; each table is priced once with its shards."""
-        left = tuple(name for name, own in every.items() if own.as_torchrec)
+        left = tuple(name for name, size in every.items() if size.as_torchrec)
         placed = self._placed.get(left)
         if placed is None:
             placed = self._placed[left] = self._shards_of(left)
         tables = {}
         shares = travelling_shares(self.tables, every)
         before, self._latest = self._latest, {}
-        for name, own in every.items():
+        for name, size in every.items():
             shards = placed.get(name, self.tables[name].shards)
             share = shares.get(name)
             known = before.get(name)
             # Most tables of two successive ledgers are alike, and looking up a price takes hashes.
-            if known and known[0] is own and known[1] is shards and known[2] == share:
+            if known and known[0] is size and known[1] is shards and known[2] == share:
                 priced = known[3]
             else:
-                priced = self._price(name, own, shards, share)
-            self._latest[name] = own, shards, share, priced
+                priced = self._price(name, size, shards, share)
+            self._latest[name] = size, shards, share, priced
             tables[name] = priced
         return Ledger(prices=self.prices, tables=tables)
 
     def _price(
-        self, name: str, own: TableSizes, shards: PlannedShards | None, share: float | None
+        self, name: str, size: TableSizes, shards: PlannedShards | None, share: float | None
     ) -> TableLedger:
-        key = name, own, id(shards), share
+        key = name, size, id(shards), share
         priced = self._priced.get(key)
         if priced is None:
             table = dataclasses.replace(self.tables[name], shards=shards)
-            priced = self._priced[key] = TableLedger.of(table, own, self.prices, share)
+            priced = self._priced[key] = TableLedger.of(table, size, self.prices, share)
         return priced
 
     def _shards_of(self, left: tuple[str, ...]) -> Mapping[str, PlannedShards | None]:
