@@ -136,14 +136,14 @@ def parameter_constraints(
     where: str = "sharding.constraints",
     *,
     within_nodes: bool = True,
-    data_parallel: Collection[str] = (),
+    may_be_dense: Collection[str] = (),
 ) -> dict[str, ParameterConstraints]:
     """The constraints that `wanted` names for each table by name or glob (the last that fits
     counts), as TorchRec's.
 
     `where` is their path in registry.yaml. Unless `wanted` asks for it, a table is not sharded as
     TorchRec offers only on demand; not among the ranks of a node, unless `within_nodes`; and not
-    data-parallel, unless it is named in `data_parallel` or has the dense kernel, which no other
+    data-parallel, unless it is named in `may_be_dense` or has the dense kernel, which no other
     type has. Features that an adapted model looks up with unique samples count as many samples.
     `RegistryError` where it names no table, or asks for what TorchRec does not offer;
     `CapabilityError` where a sharder offers nothing on the device.
@@ -158,7 +158,7 @@ def parameter_constraints(
         own = wanted[fits[-1]] if fits else TableConstraint()
         here = f"{where}.{fits[-1]}" if fits else where
         left = {*table.on_demand, *(() if within_nodes else ("table_row_wise",))}
-        if table.name not in data_parallel and "dense" not in own.compute_kernels:
+        if table.name not in may_be_dense and "dense" not in own.compute_kernels:
             left.add("data_parallel")  # the dense optimizer would step it
         constraints[table.name] = ParameterConstraints(
             sharding_types=_kinds(table, own, here, left),

@@ -89,12 +89,12 @@ class ConstrainedSearch:
         self,
         model: nn.Module,
         *,
-        data_parallel: Collection[str],
+        may_be_dense: Collection[str],
         held: Mapping[str, TableConstraint] | None = None,
     ) -> dict[str, ParameterConstraints]:
         """The constraints of each table: those of registry.yaml, overridden by the trainer's, and
-        these by those `held`. The tables that may be data-parallel are those named in
-        `data_parallel`."""
+        these by those `held`. Tables that `may_be_dense` may be data-parallel: the dense optimizer
+        then steps them."""
         held, ranks = held or {}, self.ranks
         wanted = {
             **{name: one for name, one in self.constraints.items() if name not in held},
@@ -109,7 +109,7 @@ class ConstrainedSearch:
             self.batch_size,
             f"{self.where}.constraints",
             within_nodes=finds_these_nodes(ranks.topology, ranks.world_size),
-            data_parallel={*data_parallel, *dense},
+            may_be_dense={*may_be_dense, *dense},
         )
         self._check_not_twice(found)
         given = with_given(found, self.given, held)

@@ -45,8 +45,8 @@ def plain_kinds(
     )
     plainly = as_launched(plainly, ranks.world_size)
     on = torchrec_topology(plainly, ranks.world_size, ranks.device)
-    fused, named, seen = proposed.fused, proposed.named, proposed.seen
-    asked = named if repr(on) == repr(ranks.on) else frozenset(fused)
+    tables, named, seen = proposed.may_be_dense, proposed.named, proposed.seen
+    asked = named if repr(on) == repr(ranks.on) else tables
     if not asked:
         return dict
     planned_for = ref(model)
@@ -64,7 +64,7 @@ def plain_kinds(
 
     def searched(here: nn.Module, size: int) -> Mapping[str, str]:
         sized = dataclasses.replace(search, batch_size=size)
-        free = sized.constraints_of(here, data_parallel=fused)
+        free = sized.constraints_of(here, may_be_dense=tables)
         undecided = {name for name in asked if _may_differ(free[name], kinds.get(name))}
         if not undecided:
             return {}

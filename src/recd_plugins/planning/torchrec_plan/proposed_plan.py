@@ -48,18 +48,22 @@ class ProposedPlan:
         sharders = self._ranks.sharders
         offered = row_wise.keys() & offers_row_wise(model, sharders, self._ranks.device)
         self._held = {name: row_wise[name] for name in sorted(offered)}
-        self._others = row_wise.keys() - offered
-        self.fused = fused_by_table(model, sharders) if data_parallel else {}
+        self._made_row_wise = row_wise.keys() - offered
+        self._fused = fused_by_table(model, sharders)
         """By table, the options of the optimizer that is named for it."""
-        self._unnamed = [name for name, own in self.fused.items() if not own]
-        self._constraints = self._beside_others()
+        self.may_be_dense = frozenset(self._fused if data_parallel else ())
+        """The tables that TorchRec may have on every rank, where the dense optimizer steps them."""
+        self._unnamed = [
+            name for name, own in self._fused.items() if name in self.may_be_dense and not own
+        ]
+        self._constraints = self._searched_by()
         self.seen = [*_seen(model, sharders)]
         """The model as TorchRec's planner sees it."""
 
     @property
     def named(self) -> frozenset[str]:
-        """The tables for which the trainer names an optimizer."""
-        return frozenset(self.fused.keys() - set(self._unnamed))
+        """Those of these tables for which the trainer names an optimizer."""
+        return self.may_be_dense.difference(self._unnamed)
 
     def made(self) -> tuple[ShardingPlan, str]:
         """The best plan, and why it is what it is; a search takes seconds for a hundred tables, so
@@ -67,7 +71,7 @@ class ProposedPlan:
         asked = (
             *self._search.key,
             self._held,
-            sorted(self._others),
+            sorted(self._made_row_wise),
             sorted(self._constraints.items()),
             *self.seen,
         )
@@ -90,13 +94,13 @@ class ProposedPlan:
             and rows[name] <= max(self._search.batch_size, UNSAID_BATCH)
         )
 
-    def _beside_others(self) -> dict[str, ParameterConstraints]:
+    def _searched_by(self) -> dict[str, ParameterConstraints]:
         """The constraints of each table. Tables that leave their place once TorchRec has planned
         do not count when others are balanced."""
         found = self._search.constraints_of(
-            self._model, data_parallel=self._unnamed, held=self._held
+            self._model, may_be_dense=self._unnamed, held=self._held
         )
-        for name in found.keys() & self._others:
+        for name in found.keys() & self._made_row_wise:
             inputs = found[name].pooling_factors
             found[name].batch_sizes = [1] * len(inputs)
         return found
@@ -125,34 +129,35 @@ class ProposedPlan:
         be sharded in another way."""
         if ambiguous(self._model):  # a plan's tables are found by their names
             return []
-        every, fused = model_tables(self._model), fused_by_table(self._model, self._ranks.sharders)
+        every, ranks = model_tables(self._model), self._ranks.world_size
         row_wise, in_files = row_wise_tables(plan, every), self._search.in_files
         return [
             name
-            for name in without_rows(row_wise, every, self._ranks.world_size, in_files, fused)
-            if name not in self._others
+            for name in without_rows(row_wise, every, ranks, in_files, self._fused)
+            if name not in self._made_row_wise
             and {*(constraints[name].sharding_types or ())} - {"row_wise"}
         ]
 
     def _best(self, constraints: Mapping[str, ParameterConstraints]) -> tuple[ShardingPlan, str]:
-        """The best plan by these constraints, with the others row-wise, and why."""
+        """The best plan by these constraints, with the tables made row-wise that are to be, and
+        why."""
         from recd_plugins.planning.torchrec_plan.torchrec_search import make_row_wise
 
-        ranks, others, given = self._ranks, self._others, self._search.given
+        ranks, row_wise, given = self._ranks, self._made_row_wise, self._search.given
         plan, best = self._search.best(self._model, constraints)
-        if not others:
+        if not row_wise:
             return plan, best.text()
         make_row_wise(
             plan,
             self._model,
             ranks.sharders,
-            others,
+            row_wise,
             device=ranks.device,
             world_size=ranks.world_size,
             ranks_per_node=ranks.topology.ranks_per_node or ranks.world_size,
         )
-        carry_given(plan, {name: given[name] for name in others & given.keys()})
-        return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(others))}"
+        carry_given(plan, {name: given[name] for name in row_wise & given.keys()})
+        return plan, f"{best.text()}\nrow-wise in place of this: {', '.join(sorted(row_wise))}"
 
 
 def _not_row_wise(free: ParameterConstraints) -> ParameterConstraints:
