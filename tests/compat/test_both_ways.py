@@ -21,8 +21,8 @@ from recd_plugins.compat.both_ways import (
     exchange_both_ways,
     show_messages,
 )
+from recd_plugins.planning.cluster.exchanges import exchange_as_measured
 from recd_plugins.planning.cluster.topology import Topology
-from recd_plugins.planning.prices.exchanges import exchange_as_measured
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 

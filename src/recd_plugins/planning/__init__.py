@@ -37,6 +37,10 @@ these steps is `tiers.planner`; how many rows each tier takes, a plugin's policy
 
 A step's files are in the folders `access`, `tables`, `cluster`, `torchrec_plan`, `prices`,
 `tier_plans` and `explain`, or here. `planner_bases` says what planners can be, `answers` checks
-what a stranger's answers, and `plan_check` the plan that comes of it. What a whole step does beside
-its tables is in `step`.
+what a stranger's answers, and `plan_check` the plan that comes of it; `memory_held` says how much
+memory that plan takes of a machine or a device. What a whole step does beside its tables is in
+`step`.
+
+Any step may use these: what ranks do `together`, and must have made alike;
+what is `remembered` while registries are compared; how profiles and plans are an `arrow_file`.
 """

@@ -1,5 +1,5 @@
 """The choices that registry.yaml leaves TorchRec's planner for each table, checked against what
-TorchRec offers. Those that a trainer gives of its own are in `given_constraints`."""
+TorchRec offers. Those that a trainer gives of its own are in `torchrec_plan`."""
 
 from __future__ import annotations
 

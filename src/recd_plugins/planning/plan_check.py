@@ -12,14 +12,14 @@ from recd_plugins.errors import PluginError, listed, nearest, shown, so_many
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.tables.embedding_collections import embedding_collections, has_sequences
 from recd_plugins.planning.tables.planned_tables import planned_tables
-from recd_plugins.planning.together import alike
+from recd_plugins.planning.together import unless_alike
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-__all__ = ["check_alike", "check_plan", "check_same", "dense_tables"]
+__all__ = ["check_plan", "check_same", "dense_tables"]
 
 IN_PART = ("key_value", "ssd_virtual_table", "dram_virtual_table")
 """The kernels that hold only some of a table's rows."""
@@ -73,7 +73,7 @@ def check_plan(
 def check_same(plan: ShardingPlan, group: ProcessGroup, whose: str) -> None:
     """`PluginError` on every rank of a group where their plans differ; all of them call it."""
     mine = _in_words(plan)
-    plans = _unless_alike(mine, group)
+    plans = unless_alike(mine, group)
     if not plans:
         return
     first = plans[0]
@@ -85,36 +85,6 @@ def check_same(plan: ShardingPlan, group: ProcessGroup, whose: str) -> None:
         "Return the same plan on every rank: it must not depend on the rank, the time or random "
         "numbers; or let rank 0 plan for all."
     )
-
-
-def check_alike(made: Mapping[str, str], group: ProcessGroup, cures: Mapping[str, str]) -> None:
-    """`PluginError` on every rank of a group where one of them made something else of
-    registry.yaml.
-
-    `made` says in words what this rank made, for each part of registry.yaml, and `cures` what to do
-    about each. A rank may lack what another has made; all of them call it.
-    """
-    each = _unless_alike(made, group) or []
-    for whose, first in (one for made in each for one in made.items()):
-        for rank, other in enumerate(each):
-            if other.get(whose, first) != first:
-                has = next(at for at, one in enumerate(each) if one.get(whose) == first)
-                raise PluginError(
-                    f"{whose} differ on the ranks: rank {has} has {first}, and rank {rank} has "
-                    f"{other[whose]}. {cures[whose]}"
-                )
-
-
-def _unless_alike(mine: Mapping[str, str], group: ProcessGroup) -> list[Mapping[str, str]]:
-    """What all ranks have, by rank; nothing where it is alike."""
-    import torch.distributed as dist
-
-    text = "\n".join(f"{name}: {what}" for name, what in mine.items())
-    if group.size() == 1 or alike(group, text.encode()):
-        return []
-    every: list[Any] = [None] * group.size()
-    dist.all_gather_object(every, dict(mine), group=group)
-    return every
 
 
 def dense_tables(plan: ShardingPlan) -> list[str]:

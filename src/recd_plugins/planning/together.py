@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -17,6 +17,7 @@ from recd_plugins.errors import (
     CapabilityError,
     DataError,
     FailedOnRank0,
+    PluginError,
     RecdError,
     is_of_the_system,
 )
@@ -29,12 +30,14 @@ __all__ = [
     "LeastOfRanks",
     "agreed",
     "alike",
+    "check_alike",
     "from_rank_0",
     "meet",
     "on_every_rank",
     "planning_by",
     "ranks_where",
     "together",
+    "unless_alike",
 ]
 
 T = TypeVar("T")
@@ -228,6 +231,36 @@ def alike(group: ProcessGroup, what: bytes) -> bool:
     ends = torch.tensor([number, -number], device=device_of(group))
     dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
     return int(ends.sum()) == 0  # the greatest is the least
+
+
+def check_alike(made: Mapping[str, str], group: ProcessGroup, cures: Mapping[str, str]) -> None:
+    """`PluginError` on every rank of a group where one of them made something else of
+    registry.yaml.
+
+    `made` says in words what this rank made, for each part of registry.yaml, and `cures` what to do
+    about each. A rank may lack what another has made; all of them call it.
+    """
+    each = unless_alike(made, group) or []
+    for whose, first in (one for made in each for one in made.items()):
+        for rank, other in enumerate(each):
+            if other.get(whose, first) != first:
+                has = next(at for at, one in enumerate(each) if one.get(whose) == first)
+                raise PluginError(
+                    f"{whose} differ on the ranks: rank {has} has {first}, and rank {rank} has "
+                    f"{other[whose]}. {cures[whose]}"
+                )
+
+
+def unless_alike(mine: Mapping[str, str], group: ProcessGroup) -> list[Mapping[str, str]]:
+    """What all ranks have, by rank; nothing where it is alike."""
+    import torch.distributed as dist
+
+    text = "\n".join(f"{name}: {what}" for name, what in mine.items())
+    if group.size() == 1 or alike(group, text.encode()):
+        return []
+    every: list[Any] = [None] * group.size()
+    dist.all_gather_object(every, dict(mine), group=group)
+    return every
 
 
 def ranks_where(group: ProcessGroup, here: bool) -> list[int]:

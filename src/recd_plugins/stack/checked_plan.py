@@ -12,7 +12,6 @@ from recd_plugins.launch.machine_memory import device_memory, machine_memory
 from recd_plugins.notices import GivesNotices
 from recd_plugins.planning.cluster.machines import neighbours, on_machines
 from recd_plugins.planning.fused_params import fused_by_table
-from recd_plugins.planning.given_constraints import not_kept
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
 from recd_plugins.planning.memory_held import bytes_held, most_on_a_device
 from recd_plugins.planning.plan_check import check_plan, check_same, dense_tables
@@ -21,6 +20,7 @@ from recd_plugins.planning.sharders import left_whole
 from recd_plugins.planning.tables.model_tables import ambiguous, model_tables
 from recd_plugins.planning.tables.planned_tables import planned_tables
 from recd_plugins.planning.tier_plans.table_sizes import TableSizes
+from recd_plugins.planning.torchrec_plan.given_constraints import not_kept
 from recd_plugins.stack.planner import RegistryPlanner
 from recd_plugins.stack.usage import Usage
 

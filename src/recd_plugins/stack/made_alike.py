@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
-from recd_plugins.planning.plan_check import check_alike
+from recd_plugins.planning.together import check_alike
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.registry import Registry
 

@@ -43,7 +43,7 @@ class PlannedExchanges:
         group: ProcessGroup,
     ) -> None:
         """Take this plan, on this topology, as the one that trains from now on."""
-        from recd_plugins.planning.prices.exchanges import exchange_as_measured
+        from recd_plugins.planning.cluster.exchanges import exchange_as_measured
 
         self.rows = {}
         self.dense_bytes = _bytes_beside(model, plan)

@@ -29,8 +29,8 @@ from recd_plugins.planning.access.look import LooksAtBatches, Peeked
 from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.cluster.topology import Topology
-from recd_plugins.planning.given_constraints import check_known
 from recd_plugins.planning.planner_bases import Proposes, Retiers
+from recd_plugins.planning.torchrec_plan.given_constraints import check_known
 from recd_plugins.registry import Choice, Registry
 from recd_plugins.registry.capability import resolve_device
 from recd_plugins.registry.contexts import Contexts

@@ -10,5 +10,5 @@
     all tables of a choice                              ledger
       in milliseconds of a step                          milliseconds
 
-`codecs` and `exchanges` say in how many bits, and by which collectives, ids and rows travel.
+`codecs` says in how many bits rows and sums travel.
 """

@@ -11,8 +11,8 @@ from recd_plugins.patterns import fitting
 from recd_plugins.planning.cluster.machines import finds_these_nodes
 from recd_plugins.planning.cluster.topology import GB, Topology
 from recd_plugins.planning.constraints import TableConstraint, parameter_constraints
-from recd_plugins.planning.given_constraints import check_offered, with_given
 from recd_plugins.planning.sharders import sharded_modules
+from recd_plugins.planning.torchrec_plan.given_constraints import check_offered, with_given
 
 if TYPE_CHECKING:
     from torch import nn

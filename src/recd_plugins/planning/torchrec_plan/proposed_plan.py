@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.constraints import TableConstraint
 from recd_plugins.planning.fused_params import fused_by_table
-from recd_plugins.planning.given_constraints import carry_given
 from recd_plugins.planning.kernels_without_rows import row_wise_tables, without_rows
 from recd_plugins.planning.remembered import remembered
 from recd_plugins.planning.sharders import sharded_modules
 from recd_plugins.planning.tables.model_tables import ambiguous, model_tables
 from recd_plugins.planning.torchrec_plan.beside_plain import DATA_PARALLEL, UNSAID_BATCH
 from recd_plugins.planning.torchrec_plan.constrained_search import ConstrainedSearch
+from recd_plugins.planning.torchrec_plan.given_constraints import carry_given
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.reader.period_loader import PeriodLoader
 from recd_plugins.errors import DataError, PluginError, shown, so_many
-from recd_plugins.planning.plan_check import check_alike
+from recd_plugins.planning.together import check_alike
 from recd_plugins.slots import Loader
 from recd_plugins.slots.batch_check import kind_of
 
