@@ -142,6 +142,19 @@ def test_a_budget_is_advised_if_one_would_do(needs_gb: float, told: str) -> None
     assert notice.cure == f"{told} stack.explain() shows what each way takes."
 
 
+def test_a_budget_is_advised_where_the_options_are() -> None:
+    """`cache.budget_gb` is an error where FlexShard plans the rows."""
+    both = ("cache", "sharding")
+    notices = PlanNotices("cache", "table", asked_by=both, options_in="sharding")
+    over = "takes 3 MiB a rank"
+    notice = notices.none_pays(
+        ["item"], 2, row_wise=False, over=over, needs_gb=0.5, links_stated=True
+    )
+    assert notice.cure.startswith(
+        "Allow it, by `sharding.budget_gb: 0.50`; or take `cache` and `sharding` out."
+    )
+
+
 def test_many_pooled_tables_are_named_by_a_pattern() -> None:
     """The registry that the notice tells to write lets their rows travel, by a formula's profile
     too, which knows no row's id."""
