@@ -699,7 +699,8 @@ def test_a_peeked_loader_has_what_the_trainer_asks_of_it() -> None:
     pipe = Pipe()
     batches = Peeked(pipe)
     with Look(batches) as look:
-        assert len(list(itertools.islice(look, 3))) == len(look) - 7 == 3
+        assert len(list(itertools.islice(look, 3))) == 3
+        assert len(look) == 10
     batches.epoch = 5
     assert (len(batches), batches.sampler, pipe.epoch) == (10, pipe.sampler, 5)
     assert next(batches).values().tolist() == kjt(1).values().tolist()

@@ -124,9 +124,8 @@ class PlanSearch:
 
     def needs(self, ledger: Ledger) -> float:
         """The budget that it would fit; 0 where it fits, or none would do."""
-        if self.fits(ledger) or not self._may_be(ledger):
-            return 0.0
-        return self._within_budget.extra(ledger)
+        extra = self._within_budget.extra(ledger)
+        return extra if extra > self.budget and self._may_be(ledger) else 0.0
 
     def _may_be(self, ledger: Ledger) -> bool:
         """Whether it fits, the budget aside."""
