@@ -525,6 +525,9 @@ def test_the_line_of_what_is_advised_is_that_of_what_won_by_training(
 
     assert f"{walk.best.ms:.3g}" in advised(of_sessions).split()
     assert advised(tried).split()[:4] == ["advised", "by", "training", f"{walk.base.ms:.3g}"]
+    assert tried.values["train"]["forecast_ms"] == 1.0  # what it took, whatever was forecast
+    assert "# Trained here, it took 1 ms" in advised_registry(tried)
+    assert "Trained here" not in advised_registry(of_sessions)
 
 
 @pytest.mark.slow
@@ -544,6 +547,8 @@ def test_what_is_tried_is_trained_beside_the_baseline_and_the_faster_is_taken(
     taken = found["advised"]["additions"]
     assert taken == faster["additions"] or slower["ms"] <= (1 + ALIKE) * faster["ms"]
     assert ("dedup" in found["registry"]) == ("unique samples" in taken)
+    took = next(one["ms"] for one in found["trials"] if one["additions"] == taken)
+    assert found["registry"]["train"]["forecast_ms"] == pytest.approx(took, rel=0.01)
 
 
 @pytest.mark.parametrize(

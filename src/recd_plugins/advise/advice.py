@@ -70,10 +70,13 @@ class RegistryAdvice:
     def won(self) -> tuple[tuple[str, ...], Outlook]:
         """The additions that are advised in the end, with their outlook: the fastest, if some were
         trained here."""
-        if not self.trials:
-            return self.walk.kept, self.walk.best
-        best = winner(self.trials, self.goal, self.walk.kept)
-        return best.additions, best.outlook
+        best = self.taken
+        return (best.additions, best.outlook) if best else (self.walk.kept, self.walk.best)
+
+    @property
+    def taken(self) -> TriedRegistry | None:
+        """The advised one of the registries that were trained here, if any were."""
+        return winner(self.trials, self.goal, self.walk.kept) if self.trials else None
 
     @property
     def walk(self) -> Walk:
@@ -93,7 +96,9 @@ class RegistryAdvice:
         ranks = best.ledger.prices.cluster.world_size
         if ranks != self.registry.train.ranks:
             train["ranks"] = ranks
-        if best.step.compute.measured:  # else it would be only of exchange and lookups
+        if self.taken:
+            train["forecast_ms"] = float(f"{self.taken.ms:.3g}")
+        elif best.step.compute.measured:  # else it would be only of exchange and lookups
             train["forecast_ms"] = float(f"{best.ms:.3g}")
         if train:
             values["train"] = train

@@ -89,6 +89,8 @@ def advised_registry(advice: RegistryAdvice) -> str:
         f"# where TorchRec's own best plan is at {walk.base.ms:.3g} ms"
         + (", had memory room for it." if walk.base.lacks else "."),
     ]
+    if advice.taken:
+        lines.append(f"# Trained here, it took {advice.taken.ms:.3g} ms: train.forecast_ms.")
     if best.mapped:
         tables = _yaml(list(best.mapped), True)  # a name may hold the end of a line
         lines.append(f"# In mapped files, for memory has no room: {tables}.")

@@ -147,8 +147,9 @@ class TrainSettings(Config):
     """The number of steps that torch.profiler records, once, after the first line of metrics; 0
     records none. The run's folder then has a breakdown of the step and a trace."""
     forecast_ms: Annotated[float, Range(ge=0)] = 0.0
-    """The forecast milliseconds of a step, as `recd advise` writes them into its registry; 0 if
-    there is no forecast. At its end a run compares them with its steps."""
+    """The milliseconds that a step should take, as `recd advise` forecasts or, with `--try`,
+    measures them, and writes them into its registry; 0 if nobody knows. At its end a run compares
+    them with its steps."""
     checkpoint_every: Annotated[int, Range(ge=0)] = 100
     """The steps between two checkpoints. With 0 there is one, at the end."""
     keep_checkpoints: Annotated[int, Range(ge=1)] = 2

@@ -246,7 +246,8 @@ class Facts:
         if ms > forecast and self._stack.device == "cpu":
             note += (
                 ". Or ranks share a processor: what is forecast is one that computes alone, and "
-                "neither reads nor keeps metrics"
+                "neither reads nor keeps metrics; `recd advise --try 1` trains what it advises, "
+                "and writes what a step took"
             )
         yield dataclasses.replace(one, note=note) if one.parted else one
 
