@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from recd_flexshard.policy.best_so_far import LEAVING, WORTH
 from recd_flexshard.policy.considered_plans import considered_plans
-from recd_flexshard.policy.search import FAR_APART, LEAVING, WORTH, PlanSearch, way_of
+from recd_flexshard.policy.search import FAR_APART, PlanSearch, way_of
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.access.parametric import uniform, zipf
@@ -194,16 +195,16 @@ def test_a_plan_over_the_budget_says_which_budget_it_fits() -> None:
     sequences = dataclasses.replace(pooled("s", 0, rows=20_000, lookups=3), bags=0)
     poor = searched(sequences, budget=0.0)
     rich = poor.ledgers.by({"s": TableSizes(replicated=2_000)})
-    needs = poor.needs(rich)
-    assert not poor.fits(rich)
+    needs = poor.so_far.needs(rich)
+    assert not poor.so_far.fits(rich)
     assert 0 < needs < MUCH
-    assert searched(sequences, budget=needs).fits(rich)
-    assert not searched(sequences, budget=0.99 * needs).fits(rich)
-    assert poor.needs(poor.best) == 0
+    assert searched(sequences, budget=needs).so_far.fits(rich)
+    assert not searched(sequences, budget=0.99 * needs).so_far.fits(rich)
+    assert poor.so_far.needs(poor.best) == 0
     tiny = searched(pooled("tiny", 0, rows=3, lookups=1), budget=0.0)
     one_empty = tiny.ledgers.by({"tiny": TableSizes(replicated=3)})
-    assert not tiny.fits(one_empty)
-    assert tiny.needs(one_empty) == 0  # no budget would do
+    assert not tiny.so_far.fits(one_empty)
+    assert tiny.so_far.needs(one_empty) == 0  # no budget would do
 
 
 def test_a_plan_that_is_hardly_faster_is_not_told_to_lack_memory() -> None:
@@ -226,7 +227,7 @@ def test_what_is_chosen_fits_and_is_worth_leaving_torchrec(budget: float) -> Non
         dataclasses.replace(pooled("s", 2, rows=5_000, lookups=20), bags=0, collection="seq"),
     ]
     search = searched(*tables, budget=budget)
-    assert search.fits(search.best)
+    assert search.so_far.fits(search.best)
     if search.best is not search.own:
         assert search.best.ms <= (1 - LEAVING) * search.own.ms
     considered = considered_plans(search)

@@ -2,6 +2,7 @@
 
 `offers` prices each row in each tier, and `goals` chooses by them: `breakpoints` are the paper's,
 down the rows of all tables, and `optimum` is the frontier of memory against time. For the goal
-auto, `search` weighs the `candidates` of all ways that ids and rows can travel, by their
-`sized_ledgers`, and `considered_plans` reports what it weighed for each collection.
+auto, `search` tries the `candidates` of all ways that ids and rows can travel, by their
+`sized_ledgers`; `best_so_far` has the rules by which one takes another's place, and
+`considered_plans` reports what was weighed for each collection.
 """

@@ -60,7 +60,7 @@ class _Collection:
         with_replicas = [
             ledger
             for ledger in search.candidates(search.ways | dict.fromkeys(self.names, way))
-            if search.fits(ledger) and self._has_replicas(ledger)
+            if search.so_far.fits(ledger) and self._has_replicas(ledger)
         ]
         if with_replicas:
             found = min(with_replicas, key=lambda ledger: ledger.ms)
@@ -73,7 +73,7 @@ class _Collection:
         if self._taken == {"sums"}:
             yield self._considered(called, search.best, True)
         elif tried := list(search.in_front_of_sums(self.names)):
-            found = min(tried, key=lambda ledger: (not search.fits(ledger), ledger.ms))
+            found = min(tried, key=lambda ledger: (not search.so_far.fits(ledger), ledger.ms))
             yield self._considered(called, found, False)
 
     @property
@@ -98,8 +98,8 @@ class _Collection:
             ms=ledger.ms,
             exchanged=ledger.cost.exchanged,
             memory=ledger.memory - self.search.own.memory,
-            fits=self.search.fits(ledger),
+            fits=self.search.so_far.fits(ledger),
             chosen=chosen,
-            needs=self.search.needs(ledger),
-            worth=self.search.is_worth(ledger),
+            needs=self.search.so_far.needs(ledger),
+            worth=self.search.so_far.is_worth(ledger),
         )

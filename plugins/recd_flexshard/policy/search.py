@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from recd_flexshard.policy.best_so_far import WORTH, BestSoFar
 from recd_flexshard.policy.candidates import Candidates
-from recd_flexshard.policy.optimum import too_little
 from recd_flexshard.policy.sized_ledgers import SizedLedgers
 from recd_plugins.api.planning import (
     AS_TORCHREC,
@@ -34,17 +34,6 @@ Way = Literal["torchrec", "none", "rank", "node", "sums"]
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
 COVERED = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Shares of a collection's lookups that replicas in front of sums are tried for."""
-WORTH = 0.02
-"""The share of a step that a plan must save to replace an earlier one, which is simpler."""
-LEAVING = 0.05
-"""The same, to replace TorchRec's own plan: then prices of two different mechanisms are
-compared."""
-COPYING_BAGS = 0.16
-"""The same, for pooled tables to have replicas of rows where they had none: such plans took up to
-20% more than their price, others 8% less to 2% more, so that a sixth by the prices is next to
-nothing at worst."""
-ROUNDING = 1e-9
-"""The relative error of sums of floats."""
 MOST_SPLITS = 32
 """The most splits of a collection that are tried."""
 FAR_APART = 8
@@ -53,8 +42,8 @@ are tried."""
 
 
 class PlanSearch:
-    """Weighs plans one after another, and keeps the fastest within a budget; `considered_plans`
-    reports what each collection might have had beside it."""
+    """Which plans are weighed, one after another; `so_far` has the best of them, and
+    `considered_plans` reports what each collection might have had beside it."""
 
     def __init__(
         self,
@@ -68,22 +57,24 @@ class PlanSearch:
         where that plan is not known."""
         self.tables = tables
         self.prices = prices
-        self.budget = budget
-        self._knows_torchrec = any(table.shards is not None for table in tables.values())
         self.ledgers = SizedLedgers.of(tables, prices)
         self._within_budget = Candidates(self.ledgers, budget=budget, tiers=tiers)
+        self.so_far = BestSoFar(
+            self.ledgers.own,
+            self._within_budget,
+            budget=budget,
+            knows_torchrec=any(table.shards is not None for table in tables.values()),
+        )
         self._summed: dict[str, TableSizes] = {}
         """The sizes of tables whose sums have replicas in front of them in the best plan."""
-        self.own = self.ledgers.own
-        self._best: Ledger | None = None
-        self._without_copies: Ledger | None = None
-        """The last plan without replicas that was the best so far."""
 
     @property
     def best(self) -> Ledger:
-        if self._best is None:
-            raise too_little(self._within_budget.least, self.budget)
-        return self._best
+        return self.so_far.ledger
+
+    @property
+    def own(self) -> Ledger:
+        return self.so_far.own
 
     def run(self) -> Ledger:
         """One way for all tables first, then each collection's own, then each table's.
@@ -91,9 +82,9 @@ class PlanSearch:
         The levels none and rank, which are the simplest, are weighed before replicas; node, which
         waits the most, comes last.
         """
-        self._weigh(self.own)
+        self.so_far.weigh(self.own)
         for level in LEVELS[:2]:
-            self._weigh(self.ledgers.by(self.without_replicas(self._one_level(level))))
+            self.so_far.weigh(self.ledgers.by(self.without_replicas(self._one_level(level))))
         for level in LEVELS:
             self._weigh_all(self._one_level(level))
         if len(self.collections) > 1:
@@ -114,27 +105,6 @@ class PlanSearch:
     def ways(self) -> dict[str, Way]:
         """Each table's way in the best plan."""
         return {name: way_of(one) for name, one in self.best.tables.items()}
-
-    def fits(self, ledger: Ledger) -> bool:
-        """Whether it is within the budget, and ranks hand collectives no more bytes than by
-        TorchRec's own plan: nobody asked for more traffic, however fast the links are. Nor may a
-        rank be without any row of the tables that TorchRec looks up in one kernel.
-        """
-        return self._may_be(ledger) and self._within_budget.extra(ledger) <= self.budget
-
-    def needs(self, ledger: Ledger) -> float:
-        """The budget that it would fit; 0 where it fits, or none would do."""
-        extra = self._within_budget.extra(ledger)
-        return extra if extra > self.budget and self._may_be(ledger) else 0.0
-
-    def _may_be(self, ledger: Ledger) -> bool:
-        """Whether it fits, the budget aside."""
-        if not self._knows_torchrec:
-            return True
-        if self._leaves_a_rank_empty(ledger):
-            return False
-        more = ledger.cost.exchanged - self.own.cost.exchanged
-        return self.budget < 0 or more <= ROUNDING * self.own.cost.exchanged
 
     def ways_of(self, names: tuple[str, ...]) -> tuple[Way, ...]:
         """The ways that a collection may choose from."""
@@ -197,8 +167,7 @@ class PlanSearch:
         for names in self.collections.values():
             self._split(names)
             for ledger in self.in_front_of_sums(names):
-                self._weigh(ledger)
-                if self._best is ledger:
+                if self.so_far.weigh(ledger):
                     self._summed |= {name: ledger.tables[name].sizes for name in names}
 
     def _try_levels_of_tables(self) -> None:
@@ -232,8 +201,7 @@ class PlanSearch:
                 }
                 order = sorted(rows, key=lambda name: -gains[name])
                 found = self._fastest_split(rest, [(name, rows[name]) for name in order])
-                self._weigh(found)
-                if self._best is found:
+                if self.so_far.weigh(found):
                     self._weigh_all(self.ways, 0.0)
 
     def _fastest_split(
@@ -269,51 +237,9 @@ class PlanSearch:
             ledger = min(ledgers, key=lambda found: found.ms)
         return {name: way_of(one) for name, one in ledger.tables.items()}
 
-    def _leaves_a_rank_empty(self, ledger: Ledger) -> bool:
-        """Whether all row-wise tables of a collection's dimension have fewer rows than ranks."""
-        most: dict[tuple[str, int], int] = {}
-        for one in ledger.tables.values():
-            if not one.sizes.as_torchrec:
-                alike = one.table.collection, one.table.dim
-                most[alike] = max(most.get(alike, 0), one.table.rows.num_rows)
-        return any(rows < self.prices.cluster.world_size for rows in most.values())
-
-    def _weigh(self, ledger: Ledger, worth: float = WORTH) -> None:
-        """Take a plan for the best if it fits, and saves the share `worth` of a step or, where it
-        is less simple, more."""
-        if self._best is not None and not self._beats(self._best, ledger, worth):
-            return
-        if self.fits(ledger):
-            self._best = ledger
-            if not _has_replicas(ledger):
-                self._without_copies = ledger
-
-    def is_worth(self, ledger: Ledger) -> bool:
-        """Whether it would replace the best plan if it fits."""
-        return self._beats(self.best, ledger, WORTH)
-
-    def _beats(self, best: Ledger, ledger: Ledger, worth: float) -> bool:
-        if self._knows_torchrec and best is self.own:
-            worth = max(worth, LEAVING)
-        if _copies_of_bags(ledger) and not _copies_of_bags(best):
-            worth = max(worth, COPYING_BAGS)
-        return ledger.ms < (1 - worth) * best.ms and not self._slower_at_work(ledger)
-
-    def _slower_at_work(self, ledger: Ledger) -> bool:
-        """Whether it takes longer where ranks work while others wait for bytes: than TorchRec's own
-        plan, or, with replicas, than the best plan without. The bytes that a plan saves are worth
-        less then, and what it computes costs as much: one that is not faster by both prices is no
-        reliable gain."""
-        if self.budget < 0:  # to save memory, steps may be slower
-            return False
-        simpler = [self.own] if self._knows_torchrec else []
-        if self._without_copies is not None and _has_replicas(ledger):
-            simpler.append(self._without_copies)
-        return any(ledger.ms_working_meanwhile >= one.ms_working_meanwhile for one in simpler)
-
     def _weigh_all(self, ways: Mapping[str, Way], worth: float = WORTH) -> None:
         for ledger in self.candidates(ways):
-            self._weigh(ledger, worth)
+            self.so_far.weigh(ledger, worth)
 
 
 def way_of(one: TableLedger) -> Way:
@@ -321,12 +247,3 @@ def way_of(one: TableLedger) -> Way:
     if one.sizes.as_torchrec:
         return "torchrec"
     return "sums" if one.table.bags and one.sizes.coalesce == "none" else one.sizes.coalesce
-
-
-def _has_replicas(ledger: Ledger) -> bool:
-    return any(one.has_replicas for one in ledger.tables.values())
-
-
-def _copies_of_bags(ledger: Ledger) -> bool:
-    """Whether pooled tables whose rows travel have replicas."""
-    return any(one.travels and one.has_replicas for one in ledger.tables.values())
