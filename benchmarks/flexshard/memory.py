@@ -13,11 +13,12 @@ from benchmarks.harness import Figure, Limit, spread
 from benchmarks.recd_train.memory import give_back
 from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import CollectiveSequence, Nodes
+from recd_plugins.tiers.collectives import CollectiveSequence
 from recd_plugins.tiers.gradients.entries import Entries
 from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
 from recd_plugins.tiers.gradients.touched import exchange_touched
 from recd_plugins.tiers.home_tables import HomeTable
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 from recd_plugins.tiers.replicas.tier_rows import PlannedRows, ReplicatedTier
 from recd_plugins.tiers.routing.bitmap_router import BitmapRouter

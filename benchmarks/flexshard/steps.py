@@ -26,7 +26,7 @@ from recd_plugins.planning.cluster.cluster import Cluster
 from recd_plugins.planning.cluster.measured_topology import ROUNDS, measure_topology
 from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.registry.settings import OptimizerSettings
-from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 
 __all__ = ["FUSED", "QUICK_ROUNDS", "OnNodes", "SideSteps", "take_turns", "topology"]

@@ -342,7 +342,7 @@ class EmulatedCuda(TorchDispatchMode):
 
     def _check(self, name: str, func: Any, tensors: list[Tensor]) -> None:
         of_cpu = any(not isinstance(one, OnDevice) for one in tensors)
-        if of_cpu and name.startswith("c10d::") and _asker().startswith("collectives.py"):
+        if of_cpu and name.startswith("c10d::") and _asker().startswith("peers.py"):
             raise RuntimeError(f"NCCL takes no tensor of the CPU, as {func} was given")
         if name in COPIES or name.startswith("c10d::") or len(tensors) < 2:
             return

@@ -22,7 +22,7 @@ from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.trained import gather_table
-from recd_plugins.tiers.collectives import Peers
+from recd_plugins.tiers.peers import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.sharder import ShardedTiers, tier_sharders
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from recd_plugins.compat.both_ways import MOST_UNDER_WAY
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import Nodes, Peers
 from recd_plugins.tiers.exchange.node_exchange import AskedIds
+from recd_plugins.tiers.peers import Nodes, Peers
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 
 

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.collectives import CollectiveSequence, Nodes
+from recd_plugins.tiers.collectives import CollectiveSequence
 from recd_plugins.tiers.gradients.touched import exchange_touched_by_node
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.trainer.measure.traffic import TrafficCounter
 
 

@@ -29,9 +29,9 @@ of time, each with its file on the right. docs/tiers.md has the numbers of one b
     the end of backward       the last update that is due is applied:         updates
                                 the rows are stepped                          row_optimizer
 
-Imports run one way, from the collections down to the collectives, which the import rules check.
-`collectives` is below all the others, and knows the nodes; `tables` says which tables are alike,
-and so go this way together.
+Imports run one way, from the collections down to the peers, which the import rules check. `peers`
+are the ranks of a world and of a node, `collectives` what they run one after another; `tables` says
+which tables are alike, and so go this way together.
 
 Beside this way, `sharder` makes the tiered module of each collection that a tier plan names.
 `planner` makes tier plans by a policy. `mapped_tables` keep rows at home in files. After

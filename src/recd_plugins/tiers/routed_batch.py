@@ -17,10 +17,11 @@ from torch import Tensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.errors import DataError
-from recd_plugins.tiers.collectives import CollectiveSequence, Nodes, Pending
+from recd_plugins.tiers.collectives import CollectiveSequence
 from recd_plugins.tiers.exchange.group_request import GroupAnswer, GroupRequest
 from recd_plugins.tiers.exchange.home_ids import HomeIds, find_home_ids
 from recd_plugins.tiers.exchange.node_exchange import AskedIds
+from recd_plugins.tiers.peers import Nodes, Pending
 from recd_plugins.tiers.replicas.group_replicas import GroupReplicas, Replicas
 from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableFeature

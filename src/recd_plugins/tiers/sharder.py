@@ -28,7 +28,7 @@ from recd_plugins.tiers.collections.bag_sums import TierEmbeddingBagCollection
 from recd_plugins.tiers.collections.row_bags import TierRowBagCollection
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection
 from recd_plugins.tiers.collections.tiered_module import TieredModule
-from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.tables import is_coalesced
 from recd_plugins.tiers.tiers import Tiers
 

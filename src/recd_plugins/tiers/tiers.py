@@ -38,10 +38,10 @@ from recd_plugins.errors import CapabilityError, RegistryError
 from recd_plugins.notices import NoticeWarning, noticed_if_long
 from recd_plugins.planning.tier_plans.tier_plan import TierPlan
 from recd_plugins.sparse.keyed import mark_of
-from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange.deferred_exchange import DeferredExchange
 from recd_plugins.tiers.exchange.group_request import GroupAnswer, GroupRequest
 from recd_plugins.tiers.gradients.reduction import GradientDivision, Reduction
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.replicas.group_replicas import Replicas
 from recd_plugins.tiers.routed_batch import GroupIds, RoutedBatch, RoutedGroup, check_hot
 from recd_plugins.tiers.routing.input_ids import InputIds

@@ -30,7 +30,7 @@ from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.tiers.collections.bag_sums_output import PackedBags, SumsAwaitable
 from recd_plugins.tiers.collections.group_bags import Divisor, divisors_of
 from recd_plugins.tiers.collections.tiered_module import TierContext, TieredModule
-from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tables import is_coalesced
 from recd_plugins.tiers.tiers import Tiers

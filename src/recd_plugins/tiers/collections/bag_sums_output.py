@@ -15,7 +15,7 @@ from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.outputs import HasOwnExchange
 from recd_plugins.tiers.collections.group_bags import Divisor, GroupBags, divide, divided_by
-from recd_plugins.tiers.collectives import Peers
+from recd_plugins.tiers.peers import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
 from recd_plugins.tiers.updates.update import GroupUpdate, Update

@@ -32,7 +32,7 @@ from recd_plugins.tiers.collections.group_bags import Divisor, divisors_of
 from recd_plugins.tiers.collections.row_bags_output import PooledRows, RowBagsAwaitable
 from recd_plugins.tiers.collections.sequences import TierEmbeddingCollection, TierSequenceContext
 from recd_plugins.tiers.collections.tiered_module import TieredModule
-from recd_plugins.tiers.collectives import Nodes
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.tables import is_coalesced
 from recd_plugins.tiers.tiers import Tiers
 

@@ -19,8 +19,8 @@ from recd_plugins.planning.tier_plans.tier_plan import CHUNK_ROWS, TierPlan
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.collections.sequences_output import SequencesAwaitable
 from recd_plugins.tiers.collections.tiered_module import TierContext, TieredModule
-from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.exchange.deferred_exchange import DeferredExchange, DeferredSplits
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.routed_batch import RoutedBatch
 from recd_plugins.tiers.tiers import Tiers
 

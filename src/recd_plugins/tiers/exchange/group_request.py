@@ -12,7 +12,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.tiers.collectives import CollectiveSequence, Nodes
+from recd_plugins.tiers.collectives import CollectiveSequence
 from recd_plugins.tiers.exchange.node_exchange import AskedIds, NodeExchange, ask_node
 from recd_plugins.tiers.gradients.touched import (
     Touched,
@@ -21,6 +21,7 @@ from recd_plugins.tiers.gradients.touched import (
     exchange_touched_by_node,
     marked,
 )
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.replicas.group_replicas import GroupReplicas
 
 __all__ = ["GroupAnswer", "GroupRequest"]

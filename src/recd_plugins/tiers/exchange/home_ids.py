@@ -23,8 +23,9 @@ from torchrec.streamable import Multistreamable
 from recd_plugins.sparse.rows.coalesce import coalesce
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.sparse.rows.sums import summed_rows
-from recd_plugins.tiers.collectives import Collectives, Nodes, Peers
+from recd_plugins.tiers.collectives import Collectives
 from recd_plugins.tiers.exchange.node_exchange import AskedIds, NodeExchange, ask_node
+from recd_plugins.tiers.peers import Nodes, Peers
 from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.tiers.collectives import Collectives, Peers, Pending
+from recd_plugins.tiers.collectives import Collectives
+from recd_plugins.tiers.peers import Peers, Pending
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 
 __all__ = ["AskedIds", "NodeExchange", "ask_node"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.rows.memory import all_below, numbers_on
-from recd_plugins.tiers.collectives import Buffer, of_shape
+from recd_plugins.tiers.peers import Buffer, of_shape
 
 __all__ = ["Entries", "add_rows"]
 

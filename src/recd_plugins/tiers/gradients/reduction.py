@@ -20,17 +20,11 @@ import torch
 from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_collectives
 
-from recd_plugins.tiers.collectives import (
-    Buffer,
-    Collectives,
-    Nodes,
-    Pending,
-    in_flight,
-    of_shape,
-)
+from recd_plugins.tiers.collectives import Collectives, in_flight
 from recd_plugins.tiers.gradients.chunks import Chunks
 from recd_plugins.tiers.gradients.entries import Entries
 from recd_plugins.tiers.gradients.touched import Touched, TouchedByNode
+from recd_plugins.tiers.peers import Buffer, Nodes, Pending, of_shape
 from recd_plugins.tiers.replicas.tier_rows import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 

@@ -16,7 +16,8 @@ from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
 from recd_plugins.planning.prices.cost import NUMBER_BITS
 from recd_plugins.sparse.rows.memory import all_below
-from recd_plugins.tiers.collectives import Collectives, Nodes
+from recd_plugins.tiers.collectives import Collectives
+from recd_plugins.tiers.peers import Nodes
 
 __all__ = ["Touched", "TouchedByNode", "exchange_touched", "exchange_touched_by_node", "marked"]
 

@@ -16,8 +16,8 @@ from recd_plugins.planning.tier_plans.tier_plan import (
     TierPlan,
     shares_of_replicated,
 )
-from recd_plugins.tiers.collectives import Nodes
 from recd_plugins.tiers.home_tables import HomeTable
+from recd_plugins.tiers.peers import Nodes
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 from recd_plugins.tiers.replicas.tier_rows import PerNodeTier, PlannedRows, ReplicatedTier, Tier
 from recd_plugins.tiers.routing.bitmap_router import BitmapRouter

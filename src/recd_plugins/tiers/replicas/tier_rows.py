@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recd_plugins.tiers.collectives import Nodes, Peers
 from recd_plugins.tiers.home_tables import HomeTable
+from recd_plugins.tiers.peers import Nodes, Peers
 from recd_plugins.tiers.replicas.tier_layout import TierLayout
 from recd_plugins.tiers.row_optimizer import RowOptimizer
 
