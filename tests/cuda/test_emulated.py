@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from emulated import EmulatedCuda, held
+
+from recd_plugins.tiers.peers import Peers
 
 
 def test_its_tensors_are_on_cuda_and_nothing_of_the_cpu_meets_them() -> None:
@@ -43,3 +46,15 @@ def test_what_waits_is_counted() -> None:
         "repeat_interleave": 1,
     }
     assert all(where.startswith("test_emulated.py test_what") for where in device.waits)
+
+
+def test_ranks_exchange_for_the_tiers_what_is_on_the_device_alone() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with EmulatedCuda():
+            peers = Peers(dist.group.WORLD)
+            assert held(peers.all_reduce(torch.ones(2, device="cuda")).wait()).tolist() == [1, 1]
+            with pytest.raises(RuntimeError, match="NCCL takes no tensor of the CPU"):
+                peers.all_reduce(torch.ones(2))
+    finally:
+        dist.destroy_process_group()
