@@ -17,6 +17,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_dlrm.poolings.attention import Attention, AttentionConfig
+from recd_dlrm.poolings.transformer import Transformer, TransformerConfig
 from recd_plugins.advise.computed import fitted_line, measured_compute, on_held_embeddings
 from recd_plugins.advise.torchrec_step import seconds_of_torchrec
 from recd_plugins.embedding.adapt import adapt
@@ -33,7 +35,9 @@ from recd_plugins.planning.step.step_forecast import BUCKET, StepForecast
 from recd_plugins.planning.tables.profiled_table import ProfiledTable
 from recd_plugins.planning.tier_plans.table_sizes import TableSizes
 
-HISTORY = FeatureCompute(pooled=10e-6, expanded=1e-6, converted=0.5e-6, activations=1000)
+HISTORY = FeatureCompute(
+    pooled=8e-6, queried=2e-6, expanded=1e-6, converted=0.5e-6, activations=1000
+)
 COMPUTE = Compute(
     fixed=2e-3,
     dense=20e-6,
@@ -79,7 +83,7 @@ def test_parts_are_those_of_compute_and_of_the_ledger() -> None:
     parts = forecast(unique={"history": 0.25}).parts
     assert parts["fixed"] == pytest.approx(2)
     assert parts["dense"] == pytest.approx(100 * 20e-3)
-    assert parts["pooling"] == pytest.approx(0.25 * 100 * 10e-3)
+    assert parts["pooling"] == pytest.approx(0.25 * 100 * 8e-3 + 100 * 2e-3)
     assert parts["expansion"] == pytest.approx(100 * 1e-3)
     assert (parts["conversion"], parts["reading"]) == pytest.approx((0.05, 0.3))
     assert parts["lookups"] == pytest.approx(8 * 800 * 64 / (4 * GB) * 1000)
@@ -244,7 +248,7 @@ class Sample:
 class Summed(nn.Module):
     """Embeddings of a history and of an item, each summed, and one layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, pooling: nn.Module | None = None) -> None:
         super().__init__()
         meta = torch.device("meta")
         history = EmbeddingConfig(
@@ -255,13 +259,13 @@ class Summed(nn.Module):
         )
         self.sequences = EmbeddingCollection(tables=[history], device=meta)
         self.bags = EmbeddingBagCollection(tables=[item], device=meta)
-        self.pooling = _Sum()
+        self.pooling = pooling or _Sum()
         self.top = nn.Linear(16, 1)
 
     def forward(self, batch: Sample) -> tuple[Tensor, Tensor]:
         embedded = self.sequences(batch.features)["history"]
-        pooled = self.pooling(embedded.values(), embedded.lengths(), None)
         items = self.bags(batch.features).values()
+        pooled = self.pooling(embedded.values(), embedded.lengths(), items)
         loss = self.top(torch.cat([pooled, items], dim=1)).mean()
         return loss, loss.detach()
 
@@ -293,9 +297,22 @@ def test_a_model_is_timed_without_tables_that_no_machine_could_hold() -> None:
     assert found.measured
     assert found.fixed > 0
     assert found.dense_bytes == 4 * (16 + 1)
-    assert found.features["history"].pooled > 0
+    assert found.features["history"].pooled + found.features["history"].queried > 0
     assert found.activations >= 4 * 16  # the input of the layer
     assert model.sequences.embeddings["h"].weight.is_meta
+
+
+def test_what_a_query_weighs_is_pooled_for_each_sample_and_not_for_each_sequence() -> None:
+    def pooling(of: nn.Module) -> FeatureCompute:
+        batches = [sample(1024)]
+        cpu = torch.device("cpu")
+        found = measured_compute(Summed(of), batches, lambda batch: batch.features, device=cpu)
+        return found.features["history"]
+
+    attention = pooling(Attention(8, AttentionConfig()))
+    assert attention.queried > attention.pooled
+    transformer = pooling(Transformer(8, TransformerConfig(heads=2)))
+    assert transformer.pooled > transformer.queried
 
 
 def test_torchrecs_own_part_of_a_step_is_timed_on_tables_of_one_row() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,8 @@ __all__ = ["fitted_line", "measured_compute", "on_held_embeddings"]
 
 ROUNDS = 6
 """The number of timed runs if ranks compute together; the middle half counts."""
+COPIES = 8
+"""How many samples share a sequence where it is timed what a pooling then takes less."""
 
 
 def measured_compute(
@@ -62,11 +63,9 @@ def measured_compute(
         alone = seconds_of_kernels(partial(_once, dense, biggest.to(device)), device)
         crowded = max(seconds for _, seconds in points) / alone
         poolings = Compute(features=poolings).slower(crowded).features
-    pooled = sum(one.pooled for one in poolings.values())
+    pooled = sum(one.pooled + one.queried for one in poolings.values())
     if pooled > each:  # poolings that are timed by themselves take a little more
-        poolings = {
-            name: replace(one, pooled=one.pooled * each / pooled) for name, one in poolings.items()
-        }
+        poolings = Compute(features=poolings).slower(each / pooled).features
     parameters = [one for one in dense.parameters() if one.requires_grad]
     if optimizer is not None and parameters:
         step = optimizer(parameters)
@@ -202,7 +201,8 @@ def _poolings(
     model: nn.Module, features: KeyedJaggedTensor, device: torch.device
 ) -> Mapping[str, FeatureCompute]:
     """The compute of the poolings of features, if they are known; those of similar features are
-    timed once."""
+    timed once. If each sample's query weighs a sequence's embeddings, little of that is done once
+    for samples that share the sequence."""
     dims = {
         name: table.dim
         for table in model_tables(model).values()
@@ -210,18 +210,34 @@ def _poolings(
         for name in table.features
     }
     found: dict[str, FeatureCompute] = {}
-    alike: dict[tuple[Any, ...], float] = {}
+    alike: dict[tuple[Any, ...], tuple[float, float]] = {}
     batch = features.stride()
-    every = torch.arange(batch, device=device)
     for name, pooling in poolings_by_feature(model, list(dims)).items():
         lengths = features[name].lengths().long().to(device)
         ids = max(1, int(lengths.sum()))
         key = (type(pooling), repr(pooling), dims[name], round(2 * math.log2(ids)))
         if key not in alike:
-            seconds = seconds_of_pooling(pooling, dims[name], lengths, every).all
-            alike[key] = seconds / ids
-        found[name] = FeatureCompute(pooled=alike[key] * ids / max(1, batch))
+            seconds, share = _of_unique(pooling, dims[name], lengths)
+            alike[key] = seconds / ids, share
+        each, share = alike[key]
+        of_sample = each * ids / max(1, batch)
+        found[name] = FeatureCompute(pooled=share * of_sample, queried=(1 - share) * of_sample)
     return found
+
+
+def _of_unique(pooling: nn.Module, dim: int, lengths: Tensor) -> tuple[float, float]:
+    """The seconds of a pooling on all samples, and the share of them that is in proportion to
+    unique samples: what it takes less when each sequence has `COPIES` samples."""
+    samples = torch.arange(len(lengths), device=lengths.device)
+    apart = seconds_of_pooling(pooling, dim, lengths, samples)
+    if len(lengths) < COPIES:
+        return apart.all, 1.0
+    # As many ids as before, or nearly: every eighth sequence, by length.
+    shared = lengths.sort().values[COPIES // 2 :: COPIES]
+    copies = samples.clamp(max=COPIES * len(shared) - 1) // COPIES
+    together = seconds_of_pooling(pooling, dim, shared, copies)
+    less = (apart.unique - together.unique) / (1 - 1 / COPIES)
+    return apart.all, min(max(less / apart.all, 0.0), 1.0)
 
 
 def _activations(model: nn.Module, batch: Any) -> float:

@@ -1,7 +1,7 @@
 """The compute of a rank's step beside lookups and exchanges: dense layers, poolings, reading.
 
-All is in seconds of one rank, forward and backward, and in proportion to samples: a feature's
-pooling takes as many of them as there are unique samples of it.
+All is in seconds of one rank, forward and backward, and in proportion to samples: of a feature's
+pooling, a part to all samples, and a part to the unique samples of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class FeatureCompute:
     """The seconds that one feature takes, of each sample."""
 
     pooled: float = 0.0
-    """Seconds of a sample that is pooled, by a module behind its embeddings."""
+    """Seconds of a unique sample that is pooled, by a module behind its embeddings."""
+    queried: float = 0.0
+    """Seconds of each sample, unique or not, whose own query the pooling weighs embeddings by."""
     expanded: float = 0.0
     """Seconds of a sample that gets the row of its unique sample, and adds its gradient to it."""
     converted: float = 0.0
@@ -70,7 +72,8 @@ class Compute:
         `unique` samples; features that `unique` is silent on are not deduplicated.
 
         fixed, dense       fixed, B dense
-        pooling            sum over f of u(f) B pooled(f), u = 1 where f is not deduplicated
+        pooling            sum over f of B (u(f) pooled(f) + queried(f)), u = 1 where f is not
+                           deduplicated
         expansion          sum over deduplicated f of B expanded(f)
         conversion         sum over deduplicated f of B converted(f), in the loader
         reading            B reading, in the loader
@@ -79,7 +82,8 @@ class Compute:
         found = {
             "fixed": self.fixed,
             "dense": batch_size * self.dense,
-            "pooling": batch_size * sum(unique.get(f, 1.0) * one.pooled for f, one in each),
+            "pooling": batch_size
+            * sum(unique.get(f, 1.0) * one.pooled + one.queried for f, one in each),
             "expansion": batch_size * sum(one.expanded for one in dedup if one),
             "conversion": batch_size * sum(one.converted for one in dedup if one),
             "reading": batch_size * self.reading,
@@ -98,6 +102,7 @@ class Compute:
             name: dataclasses.replace(
                 one,
                 pooled=times * one.pooled,
+                queried=times * one.queried,
                 expanded=times * one.expanded,
                 converted=times * one.converted,
             )
