@@ -240,7 +240,7 @@ def test_the_registry_that_is_written_trains(folder: Path, gloo_pool: GlooPool) 
     assert step["forecast"] == expected
     assert step["fact"] == summary["cost"]["step_ms"]
     longer = step["fact"] > 1.1 * expected
-    assert ("is one that computes alone" in step["note"]) == longer
+    assert ("neither reads nor keeps metrics" in step["note"]) == longer
 
 
 def exchanged(registry: str) -> float:
@@ -325,6 +325,9 @@ def test_a_rank_computes_on_its_threads_and_on_no_more_than_its_share_of_the_cor
     assert whole.dense == many.dense == pytest.approx(1.0 / cores)
     crowd = _shared(timed, 2.0, 2 * cores, 1)
     assert (crowd.dense, crowd.fixed, crowd.call) == (pytest.approx(2.0), 4.0, 2.0)
+    slower, as_crowded = _shared(timed, 2.0, 1, 1, 1.5), _shared(timed, 2.0, 2 * cores, 1, 1.5)
+    assert (slower.dense, slower.fixed, slower.call) == (pytest.approx(1.5), 3.0, 1.5)
+    assert as_crowded == crowd  # to wait its turn is all that made it slower
 
 
 class Scored(torch.nn.Module):

@@ -61,7 +61,8 @@ def rank_compute(
     if stack.device == "cuda":
         return dataclasses.replace(alone, fixed=alone.fixed + python)
     threads = stack.registry.train.threads_of_each(ranks_here)
-    return _shared(alone, python, ranks_here, threads)
+    crowded = stack.registry.topology.crowded if ranks_here > 1 else None
+    return _shared(alone, python, ranks_here, threads, crowded or 1.0)
 
 
 def _with_unique(
@@ -108,21 +109,26 @@ def _copied(batch: int, device: torch.device) -> float:
     return seconds_of_copies(rows, lookup) / (batch * dim)
 
 
-def _shared(alone: Compute, python: float, ranks_here: int, threads: int) -> Compute:
+def _shared(
+    alone: Compute, python: float, ranks_here: int, threads: int, crowded: float = 1.0
+) -> Compute:
     """The compute of a rank with its share of the processor's cores. Its kernels run on at most
     `threads` threads, and torch may have another number now. If there are more ranks than cores,
-    all that the rank does waits its turn. That is all that changes for work that one thread does
-    anyway: conversion, small calls and TorchRec's `python`."""
+    all that the rank does waits its turn. And ranks that each have a core still share caches and
+    memory: together they take `crowded` times as long as one alone, as the topology says. Nothing
+    else changes for work that one thread does anyway: conversion, small calls and TorchRec's
+    `python`."""
     cores = machine_cores()
-    crowded = max(1.0, ranks_here / cores)
-    kernels = alone.slower(torch.get_num_threads() / min(threads, cores / ranks_here))
+    turns = max(1.0, ranks_here / cores)
+    beside = max(1.0, crowded / turns)
+    kernels = alone.slower(beside * torch.get_num_threads() / min(threads, cores / ranks_here))
     features = {
-        name: dataclasses.replace(one, converted=crowded * alone.features[name].converted)
+        name: dataclasses.replace(one, converted=beside * turns * alone.features[name].converted)
         for name, one in kernels.features.items()
     }
     return dataclasses.replace(
         kernels,
-        fixed=kernels.fixed + crowded * python,
+        fixed=kernels.fixed + beside * turns * python,
         features=features,
-        call=crowded * alone.call,
+        call=beside * turns * alone.call,
     )

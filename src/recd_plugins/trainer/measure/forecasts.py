@@ -245,8 +245,8 @@ class Facts:
         )
         if ms > forecast and self._stack.device == "cpu":
             note += (
-                ". Or ranks share a processor: what is forecast is one that computes alone, and "
-                "neither reads nor keeps metrics; `recd advise --try 1` trains what it advises, "
+                ". What is forecast neither reads nor keeps metrics, nor do ranks slow each other "
+                "but as a measured topology says; `recd advise --try 1` trains what it advises, "
                 "and writes what a step took"
             )
         yield dataclasses.replace(one, note=note) if one.parted else one
