@@ -34,7 +34,7 @@ from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTraine
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.rank_compute import _shared
 from recd_plugins.advise.to_measure import small_gains
-from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates
+from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates, winner
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
 from recd_plugins.advise.what_ifs import _otherwise, what_may_differ
 from recd_plugins.cli.loss_curve import steps_to_loss
@@ -531,6 +531,29 @@ def test_the_line_of_what_is_advised_is_that_of_what_won_by_training(
     assert tried.values["train"]["forecast_ms"] == 1.0  # what it took, whatever was forecast
     assert "# Trained here, it took 1 ms" in advised_registry(tried)
     assert "Trained here" not in advised_registry(of_sessions)
+
+
+@pytest.mark.slow
+def test_what_is_advised_is_beaten_by_what_is_faster_most_of_the_time(
+    of_sessions: RegistryAdvice,
+) -> None:
+    walk, goal = of_sessions.walk, AdviceGoal()
+
+    def taken(by: AdviceGoal = goal, **rounds: list[float]) -> tuple[str, ...]:
+        each = {"base": (), "mine": walk.kept, "more": (*walk.kept, "more")}
+        sides = [
+            TriedRegistry(additions=each[name], outlook=walk.best, rounds=ms)
+            for name, ms in rounds.items()
+        ]
+        return winner(sides, by, walk.kept).additions
+
+    mine = [10.0, 10.0, 10.0, 10.0]
+    lucky, faster = [9.0, 9.0, 10.5, 10.5], [9.0, 9.0, 9.0, 10.5]
+    assert taken(base=[10.1] * 4, mine=mine, more=lucky) == walk.kept
+    assert taken(base=[10.1] * 4, mine=mine, more=faster) == (*walk.kept, "more")
+    assert taken(base=lucky, mine=mine) == ()  # which is simpler
+    assert taken(base=[9.9] * 4, mine=mine) == walk.kept
+    assert taken(AdviceGoal(objective="memory"), base=mine, mine=mine, more=faster) == walk.kept
 
 
 @pytest.mark.slow
