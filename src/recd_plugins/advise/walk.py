@@ -68,6 +68,8 @@ class Weighed:
     at_the_end: float | None = None
     """The share of the objective that would be lost if only this were left out at the end; None if
     that is unknown."""
+    waited_for: str = ""
+    """The addition that it was kept with, if it did not pay by itself."""
 
     @property
     def name(self) -> str:
@@ -207,11 +209,11 @@ class _OnTheWay:
 
     def _as_it_ended(self, one: Weighed) -> Weighed:
         """The addition; its reason names no other as one that pays if that was left out later."""
-        for other in self.weighed:
-            if other.verdict == "left out" and one.why == _pays_with(other.name):
-                why = f"{other.name} paid with it, and was left out later"
-                return dataclasses.replace(one, why=why)
-        return one
+        left_out = {other.name for other in self.weighed if other.verdict == "left out"}
+        if one.waited_for not in left_out:
+            return one
+        why = f"{one.waited_for} paid with it, and was left out later"
+        return dataclasses.replace(one, why=why)
 
     def begin(self, kept: list[ClaimedAddition], found: Walk) -> bool:
         """Begin with what another walk has kept. Returns whether that can be used here, is within
@@ -255,7 +257,8 @@ class _OnTheWay:
             why = self._goal.why_not_fitting(outlook, self._base)
         elif paying:
             for other in more[:-1]:
-                self._settle(other, "kept", _pays_with(addition.name))
+                why = f"{addition.name} pays with it"
+                self._settle(other, "kept", why, waited_for=addition.name)
             self._waiting = [one for one in self._waiting if one not in more]
             self._put(claim, "kept", changes_in_words(outlook, self.best), outlook, gain)
             self._keep(claim, [*self._kept, *more], outlook)
@@ -489,9 +492,13 @@ class _OnTheWay:
             Weighed(claim=claim, verdict=verdict, why=why, outlook=outlook, gain=gain)
         )
 
-    def _settle(self, claim: ClaimedAddition, verdict: Verdict, why: str) -> None:
+    def _settle(
+        self, claim: ClaimedAddition, verdict: Verdict, why: str, waited_for: str = ""
+    ) -> None:
         self.weighed = [
-            dataclasses.replace(one, verdict=verdict, why=why) if one.claim is claim else one
+            dataclasses.replace(one, verdict=verdict, why=why, waited_for=waited_for)
+            if one.claim is claim
+            else one
             for one in self.weighed
         ]
 
@@ -546,8 +553,3 @@ def _names(claims: Sequence[ClaimedAddition]) -> tuple[str, ...]:
 def _but_plugins(values: Values | NotHere) -> Values | NotHere:
     """The values without `plugins`, since one more plugin changes nothing by itself."""
     return values if isinstance(values, NotHere) else {**values, "plugins": None}
-
-
-def _pays_with(name: str) -> str:
-    """Why an addition that waited is kept."""
-    return f"{name} pays with it"
