@@ -277,8 +277,30 @@ def test_a_job_that_nobody_hears_any_more_saves_and_resumes_bit_for_bit(
 
 
 def test_a_job_that_ignores_hanging_up_comes_to_its_end(folder: Path, uninterrupted: str) -> None:
-    job = heard(folder, "nohup", "train.steps=300", "train.eval_every=0")
+    """It waits after step 7 until it was hung up on, so that it cannot have ended before."""
+    (folder / "waits.py").write_text(
+        """
+import time
+from pathlib import Path
+from recd_plugins import hookimpl
+from recd_plugins.api import Callback, CallbackRecord, Config
+
+class Waits(Callback):
+    def after_step(self, training):
+        while training.step == 7 and not Path("hung-up").exists():
+            time.sleep(0.01)
+
+@hookimpl
+def recd_callbacks():
+    build = lambda config, context: Waits()
+    return [CallbackRecord(name="waits", summary="", config=Config, build=build)]
+"""
+    )
+    waits = ("plugins=[recd_dlrm, ./waits.py]", "callbacks=[waits]")
+    job = heard(folder, "nohup", *waits, "train.steps=12", "train.eval_every=0")
     for one in (job.pid, *ranks_of(job)):
         os.kill(one, signal.SIGHUP)
+    (folder / "hung-up").touch()
     printed(job.done())
-    assert json.loads((folder / "runs/nohup/summary.json").read_text())["finished"]
+    summary = json.loads((folder / "runs/nohup/summary.json").read_text())
+    assert (summary["step"], summary["finished"]) == (12, True)
