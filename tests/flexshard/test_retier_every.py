@@ -32,9 +32,9 @@ REGISTRY: dict[str, Any] = {
     "train": {
         "device": "cpu",
         "batch_size": 32,
-        "steps": 12,
+        "steps": 7,
         "log_every": 1,
-        "checkpoint_every": 5,
+        "checkpoint_every": 0,
         "retier_batches": 2,
         # The optimizer that shows a wrong gradient.
         "optimizer": {"tables": "sgd", "tables_lr": 0.5, "dense": "sgd", "dense_lr": 0.05},
@@ -81,9 +81,9 @@ def test_replicas_move_and_losses_stay(gloo_pool: GlooPool, tmp_path: Path) -> N
     assert moved.keys() == stayed.keys() != set()
     assert moved != stayed
     expected = losses(tmp_path / "plain")
-    assert len(expected) == 12 + 3
+    assert len(expected) == 7 + 2
     # Means below 1 are rounded to 2**-25, and SGD divides by nothing that noise could be small in:
-    # in 12 steps units in the last place add up, and grow no other way.
+    # in 7 steps units in the last place add up, and grow no other way.
     assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-6)
     assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
 
@@ -113,21 +113,20 @@ def test_a_resumed_run_is_exact(gloo_pool: GlooPool, tmp_path: Path, more: dict[
     """From before the first move, from the step of a move, and from between two: every bit of what
     is trained and the rows that have replicas."""
 
-    def values(run: str) -> dict[str, Any]:
-        every = {"retier_every": 3, "checkpoint_every": 1, "eval_every": 4, "keep_checkpoints": 12}
-        return registry(tmp_path, run, FLEXSHARD, **every) | more
+    def values(run: str, **train: int) -> dict[str, Any]:
+        return registry(tmp_path, run, FLEXSHARD, retier_every=3, eval_every=4, **train) | more
 
-    gloo_pool.run(hot_rows, values("whole"))
+    gloo_pool.run(hot_rows, values("whole", checkpoint_every=1, keep_checkpoints=7))
     whole = tmp_path / "whole/checkpoints"
-    expected = stored(whole / "step-00000012")
-    rows = [TierPlan.load(whole / f"step-{step:08}/replicas.arrow") for step in (2, 12)]
+    expected = stored(whole / "step-00000007")
+    rows = [TierPlan.load(whole / f"step-{step:08}/replicas.arrow") for step in (2, 7)]
     assert rows[0].tables != rows[1].tables  # they have moved
-    for step in (2, 6, 8):
+    for step in (2, 3, 4):
         run, name = tmp_path / f"from-{step}", f"step-{step:08}"
         shutil.copytree(whole / name, run / "checkpoints" / name)
         shutil.copy(tmp_path / "whole/pins.json", run)
         assert "planned anew" not in gloo_pool.run(printed, values(run.name), True)[0]
-        end = run / "checkpoints/step-00000012"
+        end = run / "checkpoints/step-00000007"
         found = stored(end)
         assert [name for name, one in expected.items() if not torch.equal(one, found[name])] == []
         assert TierPlan.load(end / "replicas.arrow") == rows[1]
@@ -151,18 +150,18 @@ def test_a_resumed_run_says_where_replicas_are_planned_anew(
 ) -> None:
     """By other options of the planner, and from a checkpoint of before they were kept."""
     for name, every in (("moves", 3), ("stays", 0)):
-        values = registry(tmp_path, name, FLEXSHARD, retier_every=every, steps=5)
+        values = registry(tmp_path, name, FLEXSHARD, retier_every=every, steps=4)
         assert "planned anew" not in gloo_pool.run(printed, values)[0]
     other = {**FLEXSHARD, "goal": "budget", "budget_gb": 1e-6}
-    again = registry(tmp_path, "moves", other, retier_every=3, steps=6)
+    again = registry(tmp_path, "moves", other, retier_every=3, steps=5)
     assert "replicas are planned anew" in gloo_pool.run(printed, again, True)[0]
-    again = registry(tmp_path, "stays", FLEXSHARD, retier_every=0, steps=6)
+    again = registry(tmp_path, "stays", FLEXSHARD, retier_every=0, steps=5)
     assert "planned anew" not in gloo_pool.run(printed, again, True)[0]
-    again = registry(tmp_path, "stays", FLEXSHARD, retier_every=3, steps=7)
+    again = registry(tmp_path, "stays", FLEXSHARD, retier_every=3, steps=6)
     assert "replicas are planned anew" in gloo_pool.run(printed, again, True)[0]
-    for steps in (5, 6):  # one rank has none that could move
+    for steps in (4, 5):  # one rank has none that could move
         values = registry(tmp_path, "alone", FLEXSHARD, retier_every=3, steps=steps)
-        assert "planned anew" not in gloo_pool.run(printed, values, steps == 6, world_size=1)[0]
+        assert "planned anew" not in gloo_pool.run(printed, values, steps == 5, world_size=1)[0]
 
 
 def printed(values: dict[str, Any], resume: bool = False) -> str:
@@ -197,7 +196,7 @@ def test_unique_samples_and_kept_outputs_do_not_hinder(gloo_pool: GlooPool, tmp_
     plugins = [*REGISTRY["plugins"], "recd_dedup", str(tmp_path / "keeper.py")]
     losses_of = {}
     for run, sharding, every in (("moved", FLEXSHARD, 3), ("plain", TORCHREC, 0)):
-        values = registry(tmp_path, run, sharding, retier_every=every, log_every=12)
+        values = registry(tmp_path, run, sharding, retier_every=every, log_every=7)
         values |= {"plugins": plugins, "model": REGISTRY["model"] | {"use": "keeper"}}
         if every:
             values["dedup"] = {"use": "exact", "groups": [["history", "history_category"]]}
