@@ -148,23 +148,16 @@ def test_each_event_comes_once_a_step_on_each_rank_in_order(
     assert [line["pages"] for line in lines(tmp_path / "run")] == [2, 3]
 
 
-def test_one_ranks_word_ends_the_run_for_all(
+def test_one_ranks_word_ends_the_run_for_all_also_when_it_is_resumed(
     tmp_path: Path, gloo_pool: GlooPool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    values = registry(tmp_path, {"use": "diary", "stop_after": 3})
-    for summary, _ in gloo_pool.run(trained, values):
+    """Also if its last step is one after which a checkpoint is due anyway."""
+    values = registry(tmp_path, {"use": "diary", "stop_after": 3}, checkpoint_every=2)
+    for summary, _ in (whole := gloo_pool.run(trained, values)):
         assert summary["step"] == 4
         assert summary["finished"]
         assert summary["test"] is not None
     assert "ended after step 4 of 8: a callback of another rank asked" in capfd.readouterr().out
-
-
-def test_a_run_that_a_callback_ended_trains_no_step_more_when_it_is_resumed(
-    tmp_path: Path, gloo_pool: GlooPool
-) -> None:
-    """Also if its last step is one after which a checkpoint is due anyway."""
-    values = registry(tmp_path, {"use": "diary", "stop_after": 3}, checkpoint_every=2)
-    whole = gloo_pool.run(trained, values)
     for summary, _ in (again := gloo_pool.run(trained, values, True)):
         assert summary["step"] == 4
         assert summary["finished"]
@@ -362,41 +355,80 @@ def by_hand(steps: int, base: float, warmup: int, kind: str, **options: Any) -> 
     return rates
 
 
+def test_rates_of_a_run_that_is_resumed_thrice_are_torchs(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    """Amid the warm-up, and after it."""
+    options = {"T_max": 5, "eta_min": 0.01}
+    kind = {"scheduler": "cosineannealinglr", "options": options}
+    for steps in (2, 4, 6, 8):
+        values = registry(tmp_path, {"use": "schedule", "warmup": 3, **kind}, steps=steps)
+        gloo_pool.run(trained, values, steps > 2)
+    found = lines(tmp_path / "run")
+    for name, base in (("dense_lr", 0.1), ("tables_lr", 0.5)):
+        expected = by_hand(8, base, 3, "CosineAnnealingLR", **options)
+        assert [one[name] for one in found] == expected, name
+
+
+def begun(
+    config: ScheduleConfig, *, tables: int, step: int = 0, lr: float | None = None
+) -> tuple[Callback, Training]:
+    """A schedule at the start of a run on one rank that has so many tables."""
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(1 + tables)]
+    settings = TrainSettings()
+    rates = settings.optimizer
+    groups = [{"params": [weight], "lr": lr or rates.tables_lr} for weight in weights[1:]]
+    names = {str(number): weight for number, weight in enumerate(weights[1:])}
+    training = Training(
+        model=torch.nn.Identity(),
+        dense=torch.optim.SGD(weights[:1], lr or rates.dense_lr),
+        tables=KeyedOptimizer(names, {}, groups),
+        settings=settings,
+        device=torch.device("cpu"),
+        rank=0,
+        world_size=1,
+        run=Path(),
+        step=step,
+    )
+    callback = build_schedule(config, Context())
+    callback.at_start(training)
+    return callback, training
+
+
+def rates_of(
+    callback: Callback, training: Training, steps: int, part: str = "tables"
+) -> list[float]:
+    """Those of the next steps, of the tables or of the dense part."""
+    found = []
+    for _ in range(steps):
+        callback.before_step(training)
+        found += [{group["lr"] for group in getattr(training, part).param_groups}]
+        training.step += 1
+        callback.after_step(training)
+    return [rate for one in found for rate in one]
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
         ("CosineAnnealingLR", {"T_max": 5, "eta_min": 0.01}),
         ("StepLR", {"step_size": 2, "gamma": 0.5}),
         ("CosineAnnealingWarmRestarts", {"T_0": 3}),
-    ],
-)
-def test_rates_are_torchs_after_a_warm_up(
-    tmp_path: Path, gloo_pool: GlooPool, kind: str, options: dict[str, Any]
-) -> None:
-    callback = {"use": "schedule", "warmup": 3, "scheduler": kind.lower(), "options": options}
-    gloo_pool.run(trained, registry(tmp_path, callback))
-    found = lines(tmp_path / "run")
-    assert [line["dense_lr"] for line in found] == by_hand(8, 0.1, 3, kind, **options)
-    assert [line["tables_lr"] for line in found] == by_hand(8, 0.5, 3, kind, **options)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
         ("MultiStepLR", {"milestones": [2, 4], "gamma": 0.5}),
-        ("CosineAnnealingLR", {"T_max": 5, "eta_min": 0.01}),
     ],
 )
-@pytest.mark.parametrize("stop", [2, 4, 6])
-def test_resumed_rates_are_those_of_an_uninterrupted_run(
-    tmp_path: Path, gloo_pool: GlooPool, kind: str, options: dict[str, Any], stop: int
+@pytest.mark.parametrize("stop", [2, 4, 6, 8])
+@pytest.mark.parametrize("part", ["tables", "dense"])
+def test_rates_are_torchs_after_a_warm_up_resumed_or_not(
+    kind: str, options: dict[str, Any], stop: int, part: str
 ) -> None:
-    callback = {"use": "schedule", "warmup": 3, "scheduler": kind.lower(), "options": options}
-    gloo_pool.run(trained, registry(tmp_path, callback, steps=stop))
-    gloo_pool.run(trained, registry(tmp_path, callback), True)
-    found = lines(tmp_path / "run")
-    for name, base in (("dense_lr", 0.1), ("tables_lr", 0.5)):
-        assert [one[name] for one in found] == by_hand(8, base, 3, kind, **options), name
+    config = ScheduleConfig(warmup=3, scheduler=kind.lower(), options=options)
+    callback, training = begun(config, tables=2, lr=0.1)
+    found = rates_of(callback, training, stop, part)
+    again, then = begun(config, tables=2, step=stop, lr=0.1)
+    again.load_state_dict(json.loads(json.dumps(callback.state_dict())))
+    found += rates_of(again, then, 8 - stop, part)
+    assert found == by_hand(8, 0.1, 3, kind, **options)
 
 
 def test_a_schedule_goes_on_from_other_rates_and_by_other_options(
@@ -421,46 +453,15 @@ def test_a_schedule_goes_on_from_other_rates_and_by_other_options(
 def test_a_rank_that_had_no_table_goes_on_with_the_schedule_of_those_that_it_gets() -> None:
     """Another plan, or another number of ranks, gives it some when a run is resumed."""
     config = ScheduleConfig(scheduler="MultiStepLR", options={"milestones": [2, 5]})
-    settings = TrainSettings()
-
-    def begun(tables: int, step: int = 0) -> tuple[Callback, Training]:
-        weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(1 + tables)]
-        rate = settings.optimizer.tables_lr
-        groups = [{"params": [weight], "lr": rate} for weight in weights[1:]]
-        names = {str(number): weight for number, weight in enumerate(weights[1:])}
-        training = Training(
-            model=torch.nn.Identity(),
-            dense=torch.optim.SGD(weights[:1], settings.optimizer.dense_lr),
-            tables=KeyedOptimizer(names, {}, groups),
-            settings=settings,
-            device=torch.device("cpu"),
-            rank=0,
-            world_size=1,
-            run=Path(),
-            step=step,
-        )
-        callback = build_schedule(config, Context())
-        callback.at_start(training)
-        return callback, training
-
-    def rates(callback: Callback, training: Training, steps: int) -> list[float]:
-        found = []
-        for _ in range(steps):
-            callback.before_step(training)
-            found += [{group["lr"] for group in training.tables.param_groups}]
-            training.step += 1
-            callback.after_step(training)
-        return [rate for one in found for rate in one]
-
-    had_one, had_none = begun(1), begun(0)
-    every = rates(*had_one, 3)
-    assert rates(*had_none, 3) == []
+    had_one, had_none = begun(config, tables=1), begun(config, tables=0)
+    every = rates_of(*had_one, 3)
+    assert rates_of(*had_none, 3) == []
     for before, _ in (had_one, had_none):
         state = json.loads(json.dumps(before.state_dict()))
         for tables in (1, 2):
-            callback, training = begun(tables, step=3)
+            callback, training = begun(config, tables=tables, step=3)
             callback.load_state_dict(state)
-            assert every + rates(callback, training, 4) == pytest.approx(
+            assert every + rates_of(callback, training, 4) == pytest.approx(
                 [0.05, 0.05, 0.005, 0.005, 0.005, 0.0005, 0.0005]
             )
 
@@ -560,13 +561,13 @@ def test_a_callback_that_draws_as_it_starts_changes_no_draws_of_a_resumed_run(
     tmp_path: Path, gloo_pool: GlooPool
 ) -> None:
     drawn = {}
-    for name, steps in (("whole", [8]), ("parts", [4, 8])):
+    for name, steps in (("whole", [4]), ("parts", [2, 4])):
         for resume, last in enumerate(steps):
             values = registry(tmp_path / name, "draws", steps=last)
             gloo_pool.run(trained, values, bool(resume))
         drawn[name] = [line["drawn"] for line in lines(tmp_path / name / "run")]
     assert drawn["parts"] == drawn["whole"]
-    assert len({*drawn["whole"]}) == 8
+    assert len({*drawn["whole"]}) == 4
 
 
 def test_clipped_gradients_are_those_of_torch(tmp_path: Path, gloo_pool: GlooPool) -> None:
@@ -609,16 +610,16 @@ def test_extra_metrics_of_a_resumed_run_are_of_all_the_steps_of_a_line(
 ) -> None:
     """Whether they keep sums or samples; and no line has anything of the one before."""
     callback = {"use": "extra_metrics", "names": list(FIT)}
-    train = {"log_every": 4, "steps": 12, "checkpoint_every": 6, "eval_every": 4}
+    train = {"log_every": 2, "steps": 6, "checkpoint_every": 3, "eval_every": 2}
     gloo_pool.run(trained, registry(tmp_path, callback, **train))
     whole, killed = tmp_path / "run", tmp_path / "killed"
     shutil.copytree(whole, killed)
-    shutil.rmtree(killed / "checkpoints/step-00000012")
+    shutil.rmtree(killed / "checkpoints/step-00000006")
     reshard(killed, tmp_path / "other", 1)
     gloo_pool.run(trained, registry(tmp_path, callback, **train, run=str(killed)), True)
     expected = of_lines(whole, "train", "test")
     assert of_lines(killed, "train", "test") == expected
-    assert [line["step"] for line in expected] == [4, 8, 12, 4, 8, 12]
+    assert [line["step"] for line in expected] == [2, 4, 6, 2, 4, 6]
     assert len(expected[0]) > len(FIT)
     capfd.readouterr()
     other = registry(tmp_path, callback, **train, run=str(tmp_path / "other"))
