@@ -53,7 +53,7 @@ REGISTRY: dict[str, Any] = {
     "train": {
         "device": "cpu",
         "batch_size": 32,
-        "steps": 12,
+        "steps": 7,
         "log_every": 1,
         "retier_batches": 2,
         # The optimizer that shows a wrong gradient.
@@ -254,9 +254,9 @@ def test_the_cache_follows_the_rows_that_are_hot(
     # What a seller had in one batch of these foretells nothing of the next.
     assert all(rows for name, rows in learned.items() if name != "t_item_seller")
     expected = losses(tmp_path / "plain")
-    assert len(expected) == 12 + 1
+    assert len(expected) == 7 + 1
     # Means below 1 are rounded to 2**-25, and SGD divides by nothing that noise could be small in:
-    # in 12 steps units in the last place add up, and grow no other way.
+    # in 7 steps units in the last place add up, and grow no other way.
     assert losses(tmp_path / "moved") == pytest.approx(expected, abs=1e-6)
     assert losses(tmp_path / "stayed") == pytest.approx(expected, abs=1e-6)
     assert losses(tmp_path / "learned") == pytest.approx(expected, abs=1e-6)
