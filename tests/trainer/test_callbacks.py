@@ -506,7 +506,7 @@ def test_replicas_follow_a_schedule(tmp_path: Path, gloo_pool: GlooPool) -> None
     plan = TierPlan(tables={"history": history}, n_nodes=1, ranks_per_node=2)
     plan.save(tmp_path / "plan.arrow")
     step = {"scheduler": "StepLR", "options": {"step_size": 2, "gamma": 0.5}}
-    values = registry(tmp_path, {"use": "schedule", "warmup": 3, **step})
+    values = registry(tmp_path, {"use": "schedule", "warmup": 3, **step}, steps=6)
     values |= {"plugins": [*values["plugins"], "recd_flexshard"], "topology": {"ranks_per_node": 2}}
     gloo_pool.run(replicas_and_none, values, str(tmp_path / "plan.arrow"))
 
@@ -697,8 +697,10 @@ def test_mixed_precision_stays_close(tmp_path: Path, gloo_pool: GlooPool) -> Non
     The loss moves by less than the logit does, as the sigmoid's slope is below 1; the weights of
     few steps add no more.
     """
-    plain = gloo_pool.run(trained, registry(tmp_path / "plain"))
-    mixed = gloo_pool.run(trained, registry(tmp_path / "mixed", {"use": "mixed_precision"}))
+    plain = gloo_pool.run(trained, registry(tmp_path / "plain", steps=4))
+    mixed = gloo_pool.run(
+        trained, registry(tmp_path / "mixed", {"use": "mixed_precision"}, steps=4)
+    )
     losses = [
         [line["loss"] for line in lines(tmp_path / name / "run")] for name in ("plain", "mixed")
     ]

@@ -194,10 +194,10 @@ def test_the_largest_batch_is_found_by_real_trials(here: Path) -> None:
 def test_rows_with_more_ids_than_those_that_were_tried_are_told(here: Path) -> None:
     """The first batches are of stripes without ids; those of the last have 50 a row, of which the
     schema takes 10 for nulls."""
-    rows, each = 800, [[1] * 40 + [-1] * 10]
-    ids = pa.array([*[[]] * (rows - 100), *each * 100], pa.list_(pa.int32()))
+    rows, each = 400, [[1] * 40 + [-1] * 10]
+    ids = pa.array([*[[]] * (rows - 50), *each * 50], pa.list_(pa.int32()))
     made = pa.table({"click": pa.array([0, 1] * (rows // 2)), "x": [0.5] * rows, "seen": ids})
-    pq.write_table(made, here / "uneven.parquet", row_group_size=100)
+    pq.write_table(made, here / "uneven.parquet", row_group_size=50)
     sparse = [{"name": "seen", "num_ids": 9, "missing": [-1]}]
     schema = {"session_id": None, "timestamp": None, "label": "click", "dense": ["x"]}
     registry = json.loads((here / "registry.yaml").read_text())
@@ -216,9 +216,9 @@ def test_rows_with_more_ids_than_those_that_were_tried_are_told(here: Path) -> N
     assert (
         f"note: samples of the batches that were tried have 0.0 ids, but those of {where}, row "
         "group 7 have 40.0: batches of these would need more memory. To try an epoch's batches of "
-        "the size found, pass --steps 50."
+        "the size found, pass --steps 25."
     ) in result.out
-    result = tune(here, *asked, "--steps=100", "--json")
+    result = tune(here, *asked, "--steps=50", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["heaviest"] is None
     registry["plugins"] = ["./hungry.py", "recd_dsi"]
