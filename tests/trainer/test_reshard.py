@@ -179,8 +179,12 @@ def stored(run: Path) -> dict[str, Tensor]:
     return {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
 
 
+ON = [*SHORT, "train.steps=5", "train.eval_batches=1"]
+"""Two more steps, whose weights are compared, and no losses of tests."""
+
+
 def plain_on(folder: str, name: str) -> tuple[Mapping[str, Tensor], Bounds]:
-    """On a rank: what three more steps of copies of a plain run come to, and its bounds."""
+    """On a rank: what two more steps of copies of a plain run come to, and its bounds."""
     numbers = count()
 
     def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
@@ -189,7 +193,7 @@ def plain_on(folder: str, name: str) -> tuple[Mapping[str, Tensor], Bounds]:
             shutil.copytree(Path(folder) / name, Path(folder) / copy)
         dist.barrier()
         with rounding:
-            run(folder, copy, [*SHORT, "train.steps=6"], resume=True)
+            run(folder, copy, ON, resume=True)
         return stored(Path(folder) / copy)
 
     return plain_of(train)
@@ -197,7 +201,9 @@ def plain_on(folder: str, name: str) -> tuple[Mapping[str, Tensor], Bounds]:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_tiers_are_saved_for_other_ranks_and_other_plans(folder: Path, gloo_pool: GlooPool) -> None:
-    gloo_pool.run(run, str(folder), "tiers", [*SHORT, *TIERS, "train.steps=3"])
+    gloo_pool.run(
+        run, str(folder), "tiers", [*SHORT, *TIERS, "train.steps=3", "train.eval_batches=1"]
+    )
     saved, hot = gloo_pool.run(loaded, str(folder), "tiers", TIERS)[0]
     assert hot > 0
     assert any("/" in name for name in saved)
@@ -215,8 +221,7 @@ def test_tiers_are_saved_for_other_ranks_and_other_plans(folder: Path, gloo_pool
             torch.testing.assert_close(tensor, saved[key], atol=0, rtol=0)
     plain, bounds = gloo_pool.run(plain_on, str(folder), "plain-3", world_size=3)[0]
     for name, way in (("tiers-3", TIERS), ("cache-3", CACHE)):
-        options = [*SHORT, *way, "train.steps=6"]
-        gloo_pool.run(run, str(folder), name, options, True, world_size=3)
+        gloo_pool.run(run, str(folder), name, [*ON, *way], True, world_size=3)
         assert_alike(stored(folder / name), plain, bounds)
     assert any(not torch.equal(tensor, saved[key]) for key, tensor in plain.items())
 
