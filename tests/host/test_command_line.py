@@ -294,6 +294,24 @@ sys.exit("torch" in sys.modules)
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
 
 
+def test_a_table_of_lists_is_laid_out_anew_without_torch(tmp_path: Path) -> None:
+    script = """
+import sys
+import pyarrow as pa
+import pyarrow.parquet as pq
+from typer.testing import CliRunner
+from recd_plugins.cli.main import app
+
+table = pa.table({"label": [0.0, 1.0], "item": [[1, 2], [3]]})
+pq.write_table(table, "table.parquet")
+found = CliRunner().invoke(app, ["data", "rewrite", "table.parquet", "new", "--first", "item"])
+assert found.exit_code == 0, found.output
+assert pq.read_table("new")["item"].to_pylist() == [[1, 2], [3]]
+sys.exit("torch" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
 @pytest.mark.skipif(
     not torch_is_for_cpu(), reason="a process with torch's build for CUDA is not copied"
 )

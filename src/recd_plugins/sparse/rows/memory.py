@@ -7,19 +7,21 @@ costs as much as the work on a feature of single ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numba
 import numpy as np
 import numpy.typing as npt
-import torch
 from llvmlite import ir  # type: ignore[import-untyped]  # numba's own, without stubs
 from numba.core import cgutils, types
 from numba.extending import intrinsic
-from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = [
     "Addresses",
@@ -173,5 +175,7 @@ def numbers_on(
 ) -> Tensor:
     """Numbers as an int64 tensor on a device, without waiting for the device: CUDA copies from
     pinned memory while the CPU goes on."""
+    import torch  # which readers of tables do without: its import takes seconds
+
     made = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
