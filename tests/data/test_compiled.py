@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from forked import run_module
 
 DEDUPLICATES = """
 import sys
@@ -47,6 +47,7 @@ print(type(batch.dedup).__name__, *sorted(compiled() - ahead), sep="\\n")
 
 
 def test_what_is_compiled_ahead_is_all_that_deduplicating_a_table_takes(tmp_path: Path) -> None:
-    asked = [sys.executable, "-c", DEDUPLICATES, str(tmp_path)]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.splitlines() == ["InverseKeyedJaggedTensor"]
+    (tmp_path / "deduplicates.py").write_text(DEDUPLICATES)
+    done = run_module("deduplicates", str(tmp_path), folder=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == ["InverseKeyedJaggedTensor"]

@@ -77,7 +77,12 @@ class Ends:
     ],
     ids=["exit", "SIGSEGV"],
 )
-def test_a_worker_that_ends_is_told_of_in_one_message(tmp_path, ends, how):
+def test_a_worker_that_ends_is_told_of_in_one_message(tmp_path, ends, how, monkeypatch):
+    # A worker that is no child of ours is looked after each time that 5 s bring no batch.
+    waits = (
+        "torchdata.stateful_dataloader.stateful_dataloader._StatefulMultiProcessingDataLoaderIter"
+    )
+    monkeypatch.setattr(f"{waits}._try_get_data.__defaults__", (0.2,))
     loader = open_loader(write(tmp_path / "table", ROWS), workers=2, transform=ends)
     says = rf"^reader\.workers: a worker was ended {how} while it made batches \(.*\)\. Check "
     before = multiprocessing.active_children()

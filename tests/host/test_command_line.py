@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 import typer
+from forked import run_module
 from typer.testing import CliRunner
 
 from recd_plugins.cli.explain import explain
@@ -317,11 +318,12 @@ sys.exit("torch" in sys.modules)
 )
 def test_the_process_that_has_read_a_registry_is_copied_to_serve_ranks(tmp_path: Path) -> None:
     (tmp_path / "registry.yaml").write_text("train: {ranks: 2}")
-    script = """
+    (tmp_path / "copied.py").write_text("""
 from pathlib import Path
 from recd_plugins.cli.loaded import server_of_ranks
 
 with server_of_ranks(Path("registry.yaml"), ["train.steps=1"]) as server:
     assert server is not None
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+""")
+    done = run_module("copied", folder=tmp_path)
+    assert done.code == 0, done.err
