@@ -6,11 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from forked import Forked
 
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.api.testing import random_table
@@ -46,7 +44,8 @@ from recd_plugins.api import Config, StatsRecord, hookimpl
 
 class Slow:
     def measure(self, table, progress):
-        with tempfile.TemporaryDirectory(prefix="measured-"):
+        with tempfile.TemporaryDirectory():
+            print("there", flush=True)
             time.sleep(600)
 
 
@@ -118,13 +117,10 @@ def test_a_command_leaves_no_temporary_folder(number: signal.Signals, tmp_path: 
     registry.write_text("plugins: [./slow.py]\nstats: [slow]\n")
     (kept := tmp_path / "temporary").mkdir()
     command = ("data", "stats", str(tmp_path / "table"), "--registry", str(registry))
-    own = {"TMPDIR": str(kept)}
-    program = Forked("recd_plugins", *command, folder=tmp_path, environment=own)
-    while not [*kept.glob("measured-*")]:
-        assert program.running()
-        time.sleep(0.01)
+    program = started("-m", "recd_plugins", *command, TMPDIR=str(kept))
+    assert [*kept.iterdir()]
     program.send_signal(number)
-    done = program.done(DEADLINE)
-    assert done.code == (130 if number is signal.SIGINT else -number)
-    assert "Traceback" not in done.out + done.err
+    code, out = ended(program)
+    assert code == (130 if number is signal.SIGINT else -number)
+    assert "Traceback" not in out
     assert not [*kept.iterdir()]
