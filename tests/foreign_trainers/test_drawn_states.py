@@ -60,7 +60,7 @@ def test_what_goes_on_from_a_state_trains_as_plainly(
 
     expected, bounds = plain_of(straight)
     if any(one.kind == "means" for one in drawn.trainer.collections):
-        bounds = {name: one + MEANS * expected[name].abs() for name, one in bounds.items()}
+        bounds = bounds.plus({name: MEANS * one.abs() for name, one in expected.items()})
     assert_alike(left[0].state, expected, bounds)
     HAD[seed] = had
 

@@ -337,7 +337,7 @@ def test_rows_that_cancel_have_bounds_of_their_own() -> None:
     assert rows[~cancel].max() < 1e-5
 
 
-def test_bounds_are_found_once_something_is_beyond_the_least() -> None:
+def test_bounds_are_widened_while_something_is_beyond_them() -> None:
     runs = 0
 
     def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
@@ -351,12 +351,34 @@ def test_bounds_are_found_once_something_is_beyond_the_least() -> None:
     last = table * torch.finfo(table.dtype).eps
     assert_alike({"table": table + last}, expected, bounds)
     assert runs == 1
+    assert_alike({"table": table + 5 * last}, expected, bounds)
+    assert runs == 2
     for _ in range(2):
         with pytest.raises(AssertionError, match="table at row"):
             assert_alike({"table": table + 1e-3}, expected, bounds)
     assert_alike({"table": table + 5 * last}, expected, bounds)
     assert runs == 1 + RUNS
     assert pickle.loads(pickle.dumps(bounds))["table"].equal(bounds["table"])
+
+
+def test_bounds_that_are_wider_by_more_need_fewer_trainings() -> None:
+    runs = 0
+
+    def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        nonlocal runs
+        runs += 1
+        with rounding:
+            return {"table": torch.ones(3, 8).cumsum(0) / 3}
+
+    expected, bounds = plain_of(train)
+    table, more = expected["table"], {"table": torch.full((3, 8), 1e-3)}
+    more_of_them = bounds.plus(more)
+    assert_alike({"table": table + 1e-3}, expected, more_of_them)
+    assert runs == 1
+    with pytest.raises(AssertionError, match="table at row"):
+        assert_alike({"table": table + 1.1e-3}, expected, more_of_them)
+    assert runs == 1 + RUNS
+    assert more_of_them["table"].min() > 1e-3
 
 
 def held_on_ranks(off: Sequence[float]) -> tuple[int, str]:
@@ -378,7 +400,7 @@ def held_on_ranks(off: Sequence[float]) -> tuple[int, str]:
     return runs, ""
 
 
-def test_what_one_rank_finds_beyond_the_least_has_all_find_bounds(gloo_pool: GlooPool) -> None:
+def test_what_one_rank_finds_beyond_the_bounds_has_all_widen_them(gloo_pool: GlooPool) -> None:
     assert gloo_pool.run(held_on_ranks, (0, 0)) == [(1, "")] * 2
     (first, nothing), (other, wrong) = gloo_pool.run(held_on_ranks, (0, 0.5))
     assert first == other == 1 + RUNS

@@ -236,7 +236,7 @@ def row_wise_of(
     """What a training of the model comes to in row-wise TorchRec; what tiers may be off by."""
     expected, bounds = plain_of(partial(train, BySharding("row_wise")))
     if isinstance(make, type) and issubclass(make, Bags):
-        bounds = {name: bound + MEANS * expected[name].abs() for name, bound in bounds.items()}
+        bounds = bounds.plus({name: MEANS * one.abs() for name, one in expected.items()})
     return expected, bounds
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -186,8 +186,8 @@ def reference_of(
 ) -> Reference:
     """`train_reference`, and how much others may differ from it.
 
-    Once something differs by more than a few units in the last place, it is trained several times
-    more, rounding at random. A process does this once for the same arguments.
+    While something differs by more than a few units in the last place, it is trained again,
+    rounding at random, up to three times. A process does this once for the same arguments.
     """
     key = _digest((build_model, batches, optimizer, seed, column_shards))
     if key not in _FOUND:
@@ -227,16 +227,16 @@ def _with_bounds(train: Callable[..., Trained]) -> Reference:
     trained = train()
     expected = trained.tensors()
 
-    def find() -> Bounds:
-        spreads = spreads_of(lambda rounding: train(rounding=rounding).tensors(), expected)
-        bounds = bounds_of(spreads, expected)
-        dense = [name for name in bounds if name.startswith("dense parameter")]
-        if dense := [name for name in dense if bounds[name].numel()]:
-            widest = torch.stack([bounds[name].max() for name in dense]).max()
-            bounds |= dict.fromkeys(dense, widest)
-        return bounds
+    def wider() -> Iterator[Bounds]:
+        for spreads in spreads_of(lambda rounding: train(rounding=rounding).tensors(), expected):
+            bounds = bounds_of(spreads, expected)
+            dense = [name for name in bounds if name.startswith("dense parameter")]
+            if dense := [name for name in dense if bounds[name].numel()]:
+                widest = torch.stack([bounds[name].max() for name in dense]).max()
+                bounds |= dict.fromkeys(dense, widest)
+            yield bounds
 
-    return Reference(trained, BoundsOnDemand(find, expected, on_ranks=False))
+    return Reference(trained, BoundsOnDemand(wider(), least_bounds(expected), on_ranks=False))
 
 
 def assert_parity(
@@ -277,10 +277,10 @@ def _differences(
     """The differences between two sets of tensors: in names, in shapes, or the worst element of
     each kind."""
     if isinstance(bounds, BoundsOnDemand):
-        found = _beyond(left, right, bounds.least)
-        if not bounds.are_needed(here=bool(found)):
-            return []
-        bounds = dict(bounds.items())
+        found = _beyond(left, right, bounds.so_far)
+        while bounds.are_needed(here=bool(found)) and bounds.widen():
+            found = _beyond(left, right, bounds.so_far)
+        return found
     return _beyond(left, right, bounds)
 
 

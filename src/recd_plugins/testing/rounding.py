@@ -156,9 +156,9 @@ def _rounds(value: Tensor) -> bool:
 
 def plain_of(
     train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]],
-) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+) -> tuple[Mapping[str, Tensor], BoundsOnDemand]:
     """The result of the plain side of a comparison, and the bounds within which others may differ
-    from it. The bounds are computed only once something differs by more than the least bounds.
+    from it. They are widened, training by training, only while something differs by more.
 
         def plain(rounding):
             model = build()
@@ -171,48 +171,63 @@ def plain_of(
     On ranks, all of them call this, and compare their results with it in the same order.
     """
     expected = train(nullcontext())
-
-    def find() -> dict[str, Tensor]:
-        return bounds_of(spreads_of(train, expected), expected)
-
-    return expected, BoundsOnDemand(find, expected, on_ranks=dist.is_initialized())
+    wider = (bounds_of(spreads, expected) for spreads in spreads_of(train, expected))
+    least = least_bounds(expected)
+    return expected, BoundsOnDemand(wider, least, on_ranks=dist.is_initialized())
 
 
 class BoundsOnDemand(Mapping[str, Tensor]):
-    """`bounds_of` of spreads that need more trainings, which run only when a bound is read.
+    """`bounds_of` of spreads that need more trainings. All of them run when a bound is read.
 
-    No bound is smaller than without any spread, so what is within the least bounds is within these.
+    Each training only widens the bounds, so what is within those of fewer is within these: a
+    comparison begins with the least, and has them widened while something is beyond.
     """
 
     def __init__(
         self,
-        find: Callable[[], Mapping[str, Tensor]],
-        expected: Mapping[str, Tensor],
+        wider: Iterator[Mapping[str, Tensor]],
+        least: Mapping[str, Tensor],
         *,
         on_ranks: bool,
     ) -> None:
-        """`on_ranks`: `find` trains on all ranks together."""
-        self._find: Callable[[], Mapping[str, Tensor]] | None = find
-        self.least = least_bounds(expected)
+        """`wider` yields the bounds after each training; `on_ranks`: it trains on all ranks
+        together."""
+        self.so_far = least
+        self._wider = wider
         self._on_ranks = on_ranks
-        self._found: Mapping[str, Tensor] = {}
+
+    def plus(self, more: Mapping[str, Tensor]) -> BoundsOnDemand:
+        """The same, each wider by `more`, for a side that does not compute quite the same. Take
+        these in place of the others: what they run, the others do not see."""
+        first = {name: one + more[name] for name, one in self.so_far.items()}
+        wider = ({name: one + more[name] for name, one in each.items()} for each in self._wider)
+        return BoundsOnDemand(wider, first, on_ranks=self._on_ranks)
+
+    def widen(self) -> bool:
+        """Run one more training and take its spread into `so_far`. Returns False if all have
+        run."""
+        wider = next(self._wider, None)
+        if wider is None:
+            return False
+        self.so_far = wider
+        return True
 
     def __getitem__(self, name: str) -> Tensor:
-        if self._find is not None:
-            self._found, self._find = self._find(), None  # `_find` holds what it trains
-        return self._found[name]
+        while self.widen():
+            pass
+        return self.so_far[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.least)
+        return iter(self.so_far)
 
     def __len__(self) -> int:
-        return len(self.least)
+        return len(self.so_far)
 
     def __reduce__(self) -> Any:
         return dict, (dict(self.items()),)
 
     def are_needed(self, *, here: bool) -> bool:
-        """Whether any rank needs more than the least bounds; then all ranks compute them. `here`
+        """Whether any rank needs wider bounds than those so far; then all ranks widen them. `here`
         says whether this rank does."""
         if not self._on_ranks:
             return here
@@ -229,8 +244,9 @@ def least_bounds(expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def spreads_of(
     train: Callable[[AbstractContextManager[Any]], Mapping[str, Tensor]],
     expected: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """How far the results of `train` move when it rounds at random: by name, elementwise.
+) -> Iterator[dict[str, Tensor]]:
+    """How far the results of `train` move when it rounds at random: by name, elementwise, after one
+    training, after two, and at last after all `RUNS`.
 
     `train(rounding)` is the plain side of the comparison. It makes its model and tables outside
     `rounding`, and trains inside it. `expected` is what it returns without random rounding.
@@ -238,9 +254,11 @@ def spreads_of(
     spreads = {name: torch.zeros_like(value) for name, value in expected.items()}
     for seed in range(RUNS):
         found = train(Rounding(seed))
-        for name, value in expected.items():
-            spreads[name] = torch.maximum(spreads[name], (found[name] - value).abs())
-    return spreads
+        spreads = {
+            name: torch.maximum(spreads[name], (found[name] - value).abs())
+            for name, value in expected.items()
+        }
+        yield spreads
 
 
 def bounds_of(spreads: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
