@@ -245,9 +245,8 @@ class Facts:
         )
         if ms > forecast and self._stack.device == "cpu":
             note += (
-                ". What is forecast neither reads nor keeps metrics, nor do ranks slow each other "
-                "but as a measured topology says; `recd advise --try 1` trains what it advises, "
-                "and writes what a step took"
+                ". It leaves out metrics and, unless it was tried (`recd advise --try 1`), "
+                "reading; and ranks slow each other only as far as a measured topology says"
             )
         yield dataclasses.replace(one, note=note) if one.parted else one
 
