@@ -337,47 +337,42 @@ def test_rows_that_cancel_have_bounds_of_their_own() -> None:
     assert rows[~cancel].max() < 1e-5
 
 
-def test_bounds_are_widened_while_something_is_beyond_them() -> None:
+class Thirds:
+    """A training that counts how often it runs."""
+
     runs = 0
 
-    def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
-        nonlocal runs
-        runs += 1
+    def __call__(self, rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        self.runs += 1
         with rounding:
             return {"table": torch.ones(3, 8).cumsum(0) / 3}
 
-    expected, bounds = plain_of(train)
+
+def test_bounds_are_widened_while_something_is_beyond_them() -> None:
+    expected, bounds = plain_of(train := Thirds())
     table = expected["table"]
     last = table * torch.finfo(table.dtype).eps
     assert_alike({"table": table + last}, expected, bounds)
-    assert runs == 1
+    assert train.runs == 1
     assert_alike({"table": table + 5 * last}, expected, bounds)
-    assert runs == 2
+    assert train.runs == 2
     for _ in range(2):
         with pytest.raises(AssertionError, match="table at row"):
             assert_alike({"table": table + 1e-3}, expected, bounds)
     assert_alike({"table": table + 5 * last}, expected, bounds)
-    assert runs == 1 + RUNS
+    assert train.runs == 1 + RUNS
     assert pickle.loads(pickle.dumps(bounds))["table"].equal(bounds["table"])
 
 
 def test_bounds_that_are_wider_by_more_need_fewer_trainings() -> None:
-    runs = 0
-
-    def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
-        nonlocal runs
-        runs += 1
-        with rounding:
-            return {"table": torch.ones(3, 8).cumsum(0) / 3}
-
-    expected, bounds = plain_of(train)
+    expected, bounds = plain_of(train := Thirds())
     table, more = expected["table"], {"table": torch.full((3, 8), 1e-3)}
     more_of_them = bounds.plus(more)
     assert_alike({"table": table + 1e-3}, expected, more_of_them)
-    assert runs == 1
+    assert train.runs == 1
     with pytest.raises(AssertionError, match="table at row"):
         assert_alike({"table": table + 1.1e-3}, expected, more_of_them)
-    assert runs == 1 + RUNS
+    assert train.runs == 1 + RUNS
     assert more_of_them["table"].min() > 1e-3
 
 
