@@ -33,7 +33,7 @@ from recd_plugins.advise.goal import WORTH, AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTrainer
 from recd_plugins.advise.outlook import Outlooks
 from recd_plugins.advise.rank_compute import _shared
-from recd_plugins.advise.to_measure import small_gains
+from recd_plugins.advise.to_measure import small_gains, to_measure
 from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates, winner
 from recd_plugins.advise.walk import Walk, Weighed, weigh, weigh_near
 from recd_plugins.advise.what_ifs import _otherwise, what_may_differ
@@ -512,6 +512,21 @@ def test_a_model_is_built_once_for_all_that_have_it_alike_and_stays_as_it_is(
     wider = model(model={**values["model"], "embedding_dim": 64})
     assert {one.dim for one in model_tables(wider).values()} == {64}
     assert len(built) == 2
+
+
+@pytest.mark.slow
+def test_what_was_tried_needs_no_trial_to_be_sure_of(of_sessions: RegistryAdvice) -> None:
+    walk, registry = of_sessions.walk, of_sessions.registry
+    small = replace(next(one for one in walk.weighed if one.outlook), gain=0.1, at_the_end=0.0)
+
+    def asked(*tried: tuple[str, ...]) -> str:
+        close = replace(walk, weighed=[small])
+        lines = to_measure(registry, of_sessions.goal, close, [1], tried=tried)
+        return next((line for line in lines if "a trial can tell" in line), "")
+
+    assert asked() == f"{small.name}: the gain is so small that only a trial can tell: --try"
+    assert asked(()).endswith("more to --try")
+    assert asked((), (small.name, "other")) == ""
 
 
 @pytest.mark.slow

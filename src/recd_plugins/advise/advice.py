@@ -260,7 +260,11 @@ def _advised(
         of_trainer=trainer is not None,
         has_features=trainer is not None and trainer.features is not None,
         what_ifs=what_ifs,
-        to_measure=[*to_measure(registry, goal, walks[best], sizes, trainer)],
+        to_measure=[
+            *to_measure(
+                registry, goal, walks[best], sizes, trainer, [one.additions for one in trials]
+            )
+        ],
     )
 
 

@@ -36,9 +36,11 @@ def to_measure(
     walk: Walk,
     sizes: Sequence[int],
     trainer: ModelOfTrainer | None = None,
+    tried: Sequence[Sequence[str]] = (),
 ) -> Iterator[str]:
-    """What to measure to be surer, after a walk at the best of these batch `sizes`. For a user's
-    own `trainer`, it says first which lookups are not in the advice."""
+    """What to measure to be surer, after a walk at the best of these batch `sizes`, and a trial of
+    the registries with these additions. For a user's own `trainer`, it says first which lookups are
+    not in the advice."""
     if trainer is not None:
         yield from _of_no_row(trainer)
     topology, best = registry.topology, walk.best
@@ -80,9 +82,11 @@ def to_measure(
             f"{listed(unsure, kind='table')}: the counted batches do not settle which rows are "
             "hot; a longer table, or more `profile_batches`, would"
         )
-    close = small_gains(walk)
+    close = [name for name in small_gains(walk) if not any(name in each for each in tried)]
     if close:
-        trial = "a trial can tell: --try" if registry.has_dataset else "your trainer can tell"
+        trial = "your trainer can tell"
+        if registry.has_dataset:
+            trial = f"a trial can tell: {'more to --try' if tried else '--try'}"
         yield f"{', '.join(close)}: the gain is so small that only {trial}"
     if len(sizes) > 1 and goal.objective != "time_to_loss":
         yield (
