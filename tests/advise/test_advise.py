@@ -525,7 +525,7 @@ def test_what_was_tried_needs_no_trial_to_be_sure_of(of_sessions: RegistryAdvice
         return next((line for line in lines if "a trial can tell" in line), "")
 
     assert asked() == f"{small.name}: the gain is so small that only a trial can tell: --try"
-    assert asked(()).endswith("more to --try")
+    assert asked(()).endswith("a larger --try")
     assert asked((), (small.name, "other")) == ""
 
 

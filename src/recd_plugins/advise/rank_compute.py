@@ -120,15 +120,16 @@ def _shared(
     `python`."""
     cores = machine_cores()
     turns = max(1.0, ranks_here / cores)
-    beside = max(1.0, crowded / turns)
-    kernels = alone.slower(beside * torch.get_num_threads() / min(threads, cores / ranks_here))
+    slower = max(turns, crowded)
+    of_threads = torch.get_num_threads() / min(threads, cores / ranks_here)  # with the turns
+    kernels = alone.slower(slower / turns * of_threads)
     features = {
-        name: dataclasses.replace(one, converted=beside * turns * alone.features[name].converted)
+        name: dataclasses.replace(one, converted=slower * alone.features[name].converted)
         for name, one in kernels.features.items()
     }
     return dataclasses.replace(
         kernels,
-        fixed=kernels.fixed + beside * turns * python,
+        fixed=kernels.fixed + slower * python,
         features=features,
-        call=beside * turns * alone.call,
+        call=slower * alone.call,
     )

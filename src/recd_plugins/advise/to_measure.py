@@ -86,7 +86,7 @@ def to_measure(
     if close:
         trial = "your trainer can tell"
         if registry.has_dataset:
-            trial = f"a trial can tell: {'more to --try' if tried else '--try'}"
+            trial = f"a trial can tell: {'a larger --try' if tried else '--try'}"
         yield f"{', '.join(close)}: the gain is so small that only {trial}"
     if len(sizes) > 1 and goal.objective != "time_to_loss":
         yield (
