@@ -221,6 +221,8 @@ class EmulatedCuda(TorchDispatchMode):
         super().__init__()
         self.waits: Counter[str] = Counter()
         """What was waited for, by file, function and kind."""
+        self.launches: Counter[str] = Counter()
+        """The operators that were launched, by file and function: not views, nor empty tensors."""
         self.races: Counter[str] = Counter()
         """What is read, or handed on, too early: by the lines that made it and that read it, or the
         one that made it."""
@@ -289,6 +291,8 @@ class EmulatedCuda(TorchDispatchMode):
             one.alias_info is not None and not one.alias_info.is_write for one in _returns(func)
         ):
             return
+        if "empty" not in func._schema.name:
+            self.launches[_asker()] += 1
         stream, time = self.stream, self.stream.now()
         for tensor in read:
             memory = self._memory_of(tensor)

@@ -33,16 +33,22 @@ def test_both_ways_find_the_same_chunks(
     touched = Touched(
         mine=by_rank[own],
         by_rank=by_rank[:, own].contiguous(),
-        by_node=by_rank[:, own].any(0, keepdim=True),
+        by_node=torch.stack([by_rank[:, own].any(0), elsewhere[own]]),
         anywhere=by_rank.any(0) | elsewhere,
     )
     chunks = Chunks(touched, own, width)
     found = _chunks(touched, own, width)
     wanted = _chunks_on_device(touched, own, width)
     assert found.longest == wanted.longest
-    assert found.mine_before == wanted.mine_before
-    assert found.theirs_before == wanted.theirs_before
+    assert found.mine == wanted.mine
+    assert found.theirs == wanted.theirs
     assert wanted.rows is not None
+    assert wanted.nodes is not None
+    of_nodes = [chunks.of_nodes(number, chunks.rows(number)) for number in range(chunks.count)]
+    assert [one.counts for one in of_nodes] == [
+        [before[number + 1] - before[number] for before in wanted.nodes]
+        for number in range(chunks.count)
+    ]
     for share, rows in enumerate(wanted.rows):
         parts = [chunks.rows(number, share) for number in range(chunks.count)]
         assert [part.tolist() for part in parts] == [

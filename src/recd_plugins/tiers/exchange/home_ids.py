@@ -147,15 +147,21 @@ def _asked_of_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes
     blocks = numbers_on(keys.device, [-(-rows // nodes.world.size) for rows in group.num_rows])
     homes = found.ids // blocks[of_keys(keys)[1]]
     concentrators = homes % nodes.ranks_per_node
-    order = concentrators.argsort(stable=True)
+    ordered, order = concentrators.sort(stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    counts = torch.bincount(concentrators, minlength=nodes.ranks_per_node)
-    return AskedIds(keys[order], counts, inverse)
+    # Where each begins: a GPU would be waited for by `bincount`.
+    begins = torch.searchsorted(
+        ordered, torch.arange(nodes.ranks_per_node + 1, device=order.device)
+    )
+    return AskedIds(keys[order], begins.diff(), inverse)
 
 
 def _coalesce_keys(keys: Tensor, num_tables: int) -> tuple[CoalescedIds, Tensor]:
     """The different ones of `keys` [r] in any order; and which of them each is, [r]."""
+    if keys.is_cuda:
+        found = _different_keys(keys, num_tables)
+        return found, found.inverse
     ids, tables = of_keys(keys)
     order = tables.argsort(stable=True)
     counts = torch.bincount(tables, minlength=num_tables).tolist()
@@ -196,11 +202,7 @@ class CoalescedIds(NamedTuple):
 def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
     """The first `counts[0]` of `ids` [N] int64 are table 0's, and so on."""
     if ids.is_cuda:
-        keys, inverse = torch.unique(to_keys(ids, counts), return_inverse=True)
-        ends = SPAN * torch.arange(1, len(counts) + 1, device=keys.device) - SPAN // 2
-        cuts = [0, *torch.searchsorted(keys, ends).tolist()]
-        found = [stop - start for start, stop in pairwise(cuts)]
-        return CoalescedIds(of_keys(keys)[0], found, inverse)
+        return _different_keys(to_keys(ids, counts), len(counts))
     parts = [coalesce(part) for part in ids.split(list(counts))]
     found = [len(part.ids) for part in parts]
     inverse = torch.empty_like(ids)
@@ -211,11 +213,24 @@ def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
     return CoalescedIds(torch.cat([part.ids for part in parts]), found, inverse)
 
 
+def _different_keys(keys: Tensor, num_tables: int) -> CoalescedIds:
+    """The same of `keys` [N] on CUDA, in any order."""
+    different, inverse = torch.unique(keys, return_inverse=True)
+    if num_tables == 1:
+        return CoalescedIds(different, [len(different)], inverse)
+    ends = [table * SPAN - SPAN // 2 for table in range(1, num_tables + 1)]
+    cuts = [0, *torch.searchsorted(different, numbers_on(keys.device, ends)).tolist()]
+    counts = [stop - start for start, stop in pairwise(cuts)]
+    return CoalescedIds(of_keys(different)[0], counts, inverse)
+
+
 def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:
     """Keys that differ where tables do, of ids that lie as `coalesce_by_table` takes them."""
-    each = numbers_on(ids.device, counts)
-    tables = torch.arange(len(counts), device=ids.device)
-    return ids + SPAN * torch.repeat_interleave(tables, each, output_size=len(ids))
+    if len(counts) == 1:
+        return ids
+    firsts = [table * SPAN for table in range(len(counts))]
+    each, first_of = numbers_on(ids.device, [counts, firsts])
+    return ids + torch.repeat_interleave(first_of, each, output_size=len(ids))
 
 
 def of_keys(keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,9 +40,10 @@ class AskedIds:
         """The rows at `positions` [n] of a tier that is dealt out by `layout`."""
         addresses, inverse = torch.unique(layout.address(positions), return_inverse=True)
         addresses = addresses.long()
-        ends = torch.arange(1, layout.shares + 1, device=addresses.device) * layout.share_rows
-        cuts = torch.searchsorted(addresses, ends)
-        return cls(addresses % layout.share_rows, cuts.diff(prepend=cuts.new_zeros(1)), inverse)
+        size = layout.share_rows
+        begins = torch.arange(0, layout.num_addresses + 1, size, device=addresses.device)
+        counts = torch.searchsorted(addresses, begins).diff()
+        return cls(addresses % size, counts, inverse)
 
 
 @dataclass

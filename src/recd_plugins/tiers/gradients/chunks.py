@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.tiers.gradients.entries import Entries
-from recd_plugins.tiers.gradients.touched import Touched
+from recd_plugins.tiers.gradients.touched import Touched, TouchedRows
 
 __all__ = ["Chunks"]
 
@@ -50,7 +50,7 @@ class Chunks:
         self._width = width
         find = _chunks_on_device if touched.mine.is_cuda else _chunks
         self._found = find(touched, own_share, width)
-        self.count = len(self._found.theirs_before[0]) - 1
+        self.count = len(self._found.theirs[0]) - 1
 
     @property
     def most(self) -> int:
@@ -70,15 +70,21 @@ class Chunks:
 
     def sends(self, number: int) -> list[int]:
         """[S]: how many gradients of a chunk this rank has for each share."""
-        return [before[number + 1] - before[number] for before in self._found.mine_before]
+        return _in_chunk(self._found.mine, number)
 
     def receives(self, number: int, rows: Tensor) -> tuple[list[int], Tensor]:
         """Of a chunk that has these `rows` in this rank's share: the number of gradients that each
         rank of the node has for it; and, rank by rank, which of the rows each of these r gradients
         is of, [r] int64."""
-        touched = self._touched.by_rank[:, rows]
-        counts = [before[number + 1] - before[number] for before in self._found.theirs_before]
-        return counts, touched.nonzero()[:, 1]
+        theirs = TouchedRows(self._touched.by_rank[:, rows], _in_chunk(self._found.theirs, number))
+        return theirs.counts, theirs.which()
+
+    def of_nodes(self, number: int, rows: Tensor) -> TouchedRows:
+        """Which of a chunk's `rows` in this rank's share each node touched."""
+        bits = self._touched.by_node[:, rows]
+        if self._found.nodes is not None:
+            return TouchedRows(bits, _in_chunk(self._found.nodes, number))
+        return TouchedRows(bits, bits.sum(1).tolist())
 
     def entries(self, gradients: Entries) -> Iterator[Entries]:
         """The entries of each chunk. The targets of `gradients` are addresses; those of a chunk's
@@ -104,10 +110,10 @@ class Chunks:
 
     def _cut(self, ranked: Entries) -> Iterator[Entries]:
         """The entries of each chunk, of all entries `_ranked` and sorted."""
-        starts = accumulate((before[-1] for before in self._found.mine_before), initial=0)
+        starts = accumulate((before[-1] for before in self._found.mine), initial=0)
         firsts = [
             [start + count for count in before]
-            for start, before in zip(starts, self._found.mine_before, strict=False)
+            for start, before in zip(starts, self._found.mine, strict=False)
         ]
         cuts = ranked.begins(firsts)
         for number in range(self.count):
@@ -155,12 +161,15 @@ class _FoundChunks(NamedTuple):
     ends; only on the CPU."""
     rows: Sequence[Tensor | npt.NDArray[Any]] | None
     """The touched rows of each share; None where the bits, from edge to edge, take fewer bytes."""
-    mine_before: Counts
+    mine: Counts
     """[S, count + 1]: the number of rows before each chunk, in each share, that this rank has
     gradients for."""
-    theirs_before: Counts
+    theirs: Counts
     """[ranks, count + 1]: the same in this rank's share, for the gradients of each rank of the
     node."""
+    nodes: Counts | None = None
+    """[n_nodes, count + 1]: the same for those of each node; only on a GPU, which would be waited
+    for if somebody counted them later."""
 
 
 def _chunks(touched: Touched, own_share: int, width: int) -> _FoundChunks:
@@ -225,21 +234,39 @@ def _count_chunks(
 
 
 def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChunks:
-    """The result of `_chunks`, by some forty operations of torch on the device of the bits."""
-    shares, size = touched.anywhere.shape
-    every = touched.anywhere.flatten().nonzero().squeeze(1)
-    # There are millions of rows, and thousands of touched ones.
-    starts = torch.arange(shares + 1, device=every.device) * size
-    sizes: list[int] = torch.searchsorted(every, starts).diff().tolist()
-    union = [rows - size * i for i, rows in enumerate(every.split(sizes))]
+    """The result of `_chunks`, by a few operations of torch on the device of the bits, which is
+    waited for twice, and once more if there are several chunks."""
+    shares, ranks = len(touched.anywhere), len(touched.by_rank)
+    parts = [touched.mine, touched.by_rank, touched.by_node]
+    sums = [bits.sum(1) for bits in (touched.anywhere, *parts)]
+    totals: list[int] = torch.cat(sums).tolist()
+    sizes, totals = totals[:shares], totals[shares:]
+    every = touched.anywhere.flatten().nonzero().squeeze(1).split(sizes)
+    union = [rows - share * touched.anywhere.shape[1] for share, rows in enumerate(every)]
     count = -(-max(sizes) // width)
-    ends = width * torch.arange(count + 1, device=every.device)
-    theirs = [(some, union[own_share]) for some in touched.by_rank]
+    if count <= 1:  # what anybody touched is in this chunk
+        counts = [[0, total][: count + 1] for total in totals]
+    else:
+        counts = _before_each_chunk(parts, union, own_share, count, width)
+    mine, theirs, nodes = counts[:shares], counts[shares : shares + ranks], counts[shares + ranks :]
+    return _FoundChunks(max(sizes), np.empty((0, 0), np.int64), union, mine, theirs, nodes)
+
+
+def _before_each_chunk(
+    parts: Sequence[Tensor], union: Sequence[Tensor], own_share: int, count: int, width: int
+) -> Counts:
+    """Of `parts`, bits of each share and bits of this rank's own: how many of each part's rows come
+    before each chunk, of those that any rank touched."""
+    ends = torch.arange(0, width * (count + 1), width, device=union[0].device)
+    of_shares, *of_own = parts
+    own = [(bits, union[own_share]) for part in of_own for bits in part]
     before = [
-        torch.nn.functional.pad(some[rows].cumsum(0), (1, 0))[ends.clamp(max=len(rows))]
-        for some, rows in [*zip(touched.mine, union, strict=True), *theirs]
+        torch.nn.functional.pad(bits[rows].cumsum(0), (1, 0))[ends.clamp(max=len(rows))]
+        for bits, rows in [*zip(of_shares, union, strict=True), *own]
     ]
     counts: Counts = torch.stack(before).tolist()
-    return _FoundChunks(
-        max(sizes), np.empty((0, 0), np.int64), union, counts[:shares], counts[shares:]
-    )
+    return counts
+
+
+def _in_chunk(before: Counts, number: int) -> list[int]:
+    return [one[number + 1] - one[number] for one in before]

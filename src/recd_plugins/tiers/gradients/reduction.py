@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +22,7 @@ from torchrec.distributed.comm_ops import get_gradient_division, get_use_sync_co
 from recd_plugins.tiers.collectives import Collectives, in_flight
 from recd_plugins.tiers.gradients.chunks import Chunks
 from recd_plugins.tiers.gradients.entries import Entries
-from recd_plugins.tiers.gradients.touched import Touched, TouchedByNode
+from recd_plugins.tiers.gradients.touched import Touched, TouchedByNode, TouchedRows
 from recd_plugins.tiers.peers import Buffer, Nodes, Pending, of_shape
 from recd_plugins.tiers.replicas.tier_rows import PerNodeTier, ReplicatedTier
 from recd_plugins.tiers.row_optimizer import RowOptimizer
@@ -107,7 +106,8 @@ class Reduction:
                 summed = yield node.all_reduce(part.summed(len(rows), pair[0]))
             else:
                 summed = yield from self._in_node(chunks, number, rows, part, touched, pair)
-                summed = yield from self._across(summed, touched.by_node, rows)
+                if self.nodes.n_nodes > 1:
+                    summed = yield from self._across(summed, chunks.of_nodes(number, rows))
             tier.share.update(rows, summed.mul_(scale), optimizer)
             if shares > 1:
                 del summed
@@ -134,14 +134,17 @@ class Reduction:
         one = len(rows) <= self.chunk_rows
         parts: Iterable[Entries] = [ranked] if one else ranked.of_bands(firsts)
 
-        def chunk(first: int, last: int, part: Entries) -> Collectives[None]:
-            own = rows[first:last]
-            columns = slice(first, last)
-            summed = yield from self._across(part.summed(len(own)), by_node, columns)
+        of_nodes = TouchedRows.of_chunks(by_node, firsts) if self.nodes.n_nodes > 1 else []
+
+        def chunk(number: int, part: Entries) -> Collectives[None]:
+            own = rows[firsts[number] : firsts[number + 1]]
+            summed = part.summed(len(own))
+            if of_nodes:
+                summed = yield from self._across(summed, of_nodes[number])
             tier.share.update(own, summed.mul_(scale), optimizer)
 
-        chunks = zip(pairwise(firsts), parts, strict=False)
-        yield from in_flight((chunk(*of, part) for of, part in chunks), IN_FLIGHT)
+        chunks = zip(range(len(firsts) - 1), parts, strict=False)
+        yield from in_flight((chunk(number, part) for number, part in chunks), IN_FLIGHT)
 
     def _in_node(
         self,
@@ -165,7 +168,8 @@ class Reduction:
         shares = [chunks.rows(number, share) for share in range(node.size)]
         padded = sums.new_zeros(node.size, max(map(len, shares)), sums.shape[1])
         for share, (of_share, own) in enumerate(zip(shares, sums.split(sends), strict=True)):
-            padded[share].index_copy_(0, touched.mine[share, of_share].nonzero().squeeze(1), own)
+            mine = TouchedRows(touched.mine[share : share + 1, of_share], [len(own)])
+            padded[share].index_copy_(0, mine.which(), own)
         summed = yield node.reduce_scatter(padded.flatten(0, 1))
         return summed[: len(shares[node.rank])]
 
@@ -188,28 +192,19 @@ class Reduction:
         for share, (theirs, updated) in enumerate(zip(each, every, strict=True)):
             tier.rows.index_copy_(0, theirs * shares + share, updated[: len(theirs)])
 
-    def _across(
-        self, sums: Tensor, by_node: Tensor, columns: Tensor | slice
-    ) -> Collectives[Tensor]:
-        """The sum over nodes of `sums` [n, D]: the same tensor on all nodes.
-
-        They are sums of the rows that have the n `columns` of `by_node`, which says which node
-        touched each.
+    def _across(self, sums: Tensor, of_nodes: TouchedRows) -> Collectives[Tensor]:
+        """The sum over nodes of `sums` [n, D]: the same tensor on all nodes. `of_nodes` says which
+        of these rows each node touched.
 
         Bytes in all: 2 (A - 1) n rows by a ring of A nodes over all rows, (A - 1) A m by gathering
         at most m touched ones of each node. The cheaper one is taken.
         """
-        across = self.nodes.across
-        if across.size == 1:
-            return sums
-        by_node = by_node[:, columns]
-        counts = by_node.sum(1).tolist()
+        across, counts = self.nodes.across, of_nodes.counts
         most = max(counts)
         if across.size * most >= 2 * len(sums):
             # Even with nothing to send it counts as a step: chunks must keep their order.
             return (yield across.all_reduce(sums) if len(sums) else Pending(sums, None))
-        every = by_node.flatten().nonzero().squeeze(1).split(counts)  # CUDA is waited for once
-        which = [rows - node * len(sums) for node, rows in enumerate(every)]
+        which = of_nodes.which().split(counts)
         mine = which[across.rank]
         sent = sums.new_zeros(most, sums.shape[1])
         sent[: len(mine)] = sums[mine]

@@ -5,6 +5,8 @@ numbers, before any gradient moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, reduce
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,14 @@ from recd_plugins.sparse.rows.memory import all_below
 from recd_plugins.tiers.collectives import Collectives
 from recd_plugins.tiers.peers import Nodes
 
-__all__ = ["Touched", "TouchedByNode", "exchange_touched", "exchange_touched_by_node", "marked"]
+__all__ = [
+    "Touched",
+    "TouchedByNode",
+    "TouchedRows",
+    "exchange_touched",
+    "exchange_touched_by_node",
+    "marked",
+]
 
 
 class Touched(NamedTuple):
@@ -103,6 +112,33 @@ def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collective
     return TouchedByNode(rows, by_node[:, rows])
 
 
+class TouchedRows(NamedTuple):
+    """Which of m rows each of several ranks touched, or each of several nodes."""
+
+    bits: Tensor
+    """[n, m] bool."""
+    counts: list[int]
+    """How many of the rows each touched."""
+
+    @classmethod
+    def of_chunks(cls, bits: Tensor, firsts: Sequence[int]) -> list[TouchedRows]:
+        """Those of each chunk of the rows, from one of `firsts` to the next. However many chunks
+        there are, a GPU is waited for once."""
+        parts = [bits[:, first:last] for first, last in pairwise(firsts)]
+        sums = [part.sum(1) for part in parts]
+        counts: list[list[int]] = torch.stack(sums).tolist() if sums else []
+        return list(map(cls, parts, counts))
+
+    def which(self) -> Tensor:
+        """[sum of `counts`] int64: the numbers, among the m, of those that each touched, ascending;
+        one after another. A GPU is not waited for."""
+        if not self.bits.is_cuda:
+            return self.bits.nonzero()[:, 1]
+        touched_first = (~self.bits).view(torch.uint8).argsort(dim=1, stable=True)
+        each = zip(touched_first, self.counts, strict=True)
+        return torch.cat([numbers[:count] for numbers, count in each])
+
+
 def _together(each: Sequence[Tensor]) -> TouchedByNode:
     """The rows that each node touched, which ascend."""
     rows = torch.cat(list(each)).unique()
@@ -114,19 +150,17 @@ def _together(each: Sequence[Tensor]) -> TouchedByNode:
 
 def _any(packed: Tensor) -> Tensor:
     """The union of sets `packed` [n, R/8]."""
-    union = packed[0].clone()
-    for one in packed[1:]:
-        union |= one
-    return union
+    return reduce(torch.bitwise_or, packed.unbind())
 
 
 def _pack(bits: Tensor) -> Tensor:
     """[..., R] bool as [..., R/8] uint8."""
     if not bits.is_cuda:
         return torch.from_numpy(np.packbits(bits.numpy(), axis=-1, bitorder="little"))
-    eighths = torch.nn.functional.pad(bits, (0, -bits.shape[-1] % 8)).unflatten(-1, (-1, 8))
-    weights = 1 << torch.arange(8, dtype=torch.uint8, device=bits.device)
-    packed: Tensor = (eighths * weights).sum(-1, dtype=torch.uint8)
+    if missing := -bits.shape[-1] % 8:
+        bits = torch.nn.functional.pad(bits, (0, missing))
+    worth = bits.unflatten(-1, (-1, 8)) * _worth_of_bits(bits.device)
+    packed: Tensor = worth.sum(-1, dtype=torch.uint8)
     return packed
 
 
@@ -135,15 +169,22 @@ def _unpack(packed: Tensor, size: int) -> Tensor:
     if not packed.is_cuda:
         bits = np.unpackbits(packed.numpy(), axis=-1, count=size, bitorder="little")
         return torch.from_numpy(bits.view(np.bool_))
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :size].bool()
+    eighths: Tensor = packed.unsqueeze(-1) & _worth_of_bits(packed.device)
+    return eighths.flatten(-2)[..., :size].bool()
+
+
+@cache
+def _worth_of_bits(device: torch.device) -> Tensor:
+    """[8] uint8: what each bit of a byte is worth. It is kept on a GPU, for all streams: the
+    processor waits until it is there."""
+    return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
 
 
 def marked(rows: Tensor, count: int) -> Tensor:
     """[count] bool: which of so many rows are among `rows` [n] int32 or int64."""
     marked = torch.zeros(count, dtype=torch.bool, device=rows.device)
     if rows.is_cuda:
-        marked[rows] = True
+        marked.index_fill_(0, rows.long(), True)
     else:
         if not _mark(rows.numpy(), marked.numpy()):
             raise DataError(

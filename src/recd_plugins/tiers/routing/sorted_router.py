@@ -13,7 +13,6 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.tiers.routing.routed_ids import Hits, RoutedIds, Segments
@@ -22,6 +21,10 @@ __all__ = ["SortedRouter"]
 
 NO_ROW = -1
 """What stands for an id that is of no row: no tier has it."""
+BEHIND = 1 << 62
+"""A row behind all rows, so that a search ends at some row of a tier, whatever it looks for."""
+MISSES = 0
+"""The way of an id that neither tier has; 1 is that of the tier `replicated`, 2 of `per_node`."""
 
 
 class SortedRouter:
@@ -45,46 +48,48 @@ class SortedRouter:
     def route(self, ids: Tensor, segments: Segments) -> RoutedIds:
         """Find the rows of `ids` [N] int64, which are waited for once. Ids of no row miss, and are
         counted."""
+        if not len(ids):
+            return RoutedIds(ids, Hits(ids, ids), Hits(ids, ids), 0, [0] * len(segments.lengths))
         starts, sizes = segments.of_each(self._starts), segments.of_each(self._num_rows)
         ends = [*accumulate(segments.lengths)]
-        numbers = numbers_on(ids.device, [segments.lengths, starts, sizes, ends])
-        lengths, ends_of = numbers[0], numbers[3]
+        lasts = [max(0, end - 1) for end in ends]
+        numbers = numbers_on(ids.device, [segments.lengths, starts, sizes, lasts])
+        lengths, last_of_each = numbers[0], numbers[3]
         starts_of, sizes_of = numbers[1:3].repeat_interleave(lengths, 1, output_size=len(ids))
-        known = (ids >= 0) & (ids < sizes_of)
-        rows = torch.where(known, ids + starts_of, NO_ROW)
+        outside = (ids < 0) | (ids >= sizes_of)
+        rows = (ids + starts_of).masked_fill_(outside, NO_ROW)
 
         replicated_at, in_replicated = _find(self._replicated, rows)
         per_node_at, in_per_node = _find(self._per_node, rows)
-        missing = ~(in_replicated | in_per_node)
-        before = pad(missing.cumsum(0), (1, 0))
-        counts = torch.stack([in_replicated.sum(), known.sum()])
-        num_replicated, num_known, *missed = torch.cat([counts, before[ends_of]]).tolist()
-        num_missed = missed[-1] if missed else 0
+        way = in_replicated.view(torch.uint8).add(in_per_node.view(torch.uint8), alpha=2)
+        # All counts in one copy to the host.
+        counted = torch.stack([way == MISSES, in_replicated, outside]).cumsum(1)
+        up_to, *totals = counted[:, last_of_each].tolist()
+        missed = [count if end else 0 for count, end in zip(up_to, ends, strict=True)]
+        num_replicated, num_outside = (total[-1] for total in totals)
         # The ids of each way, in ascending order, without asking how many there are of each.
-        by_way = (in_per_node.to(torch.uint8) - missing.to(torch.uint8) + 1).argsort(stable=True)
-        num_per_node = len(ids) - num_missed - num_replicated
-        misses, at, node_at = by_way.split([num_missed, num_replicated, num_per_node])
+        num_per_node = len(ids) - missed[-1] - num_replicated
+        by_way = way.argsort(stable=True).split([missed[-1], num_replicated, num_per_node])
+        misses, at, node_at = by_way
         return RoutedIds(
             misses,
             Hits(at, replicated_at[at]),
             Hits(node_at, per_node_at[node_at]),
-            len(ids) - num_known,
+            num_outside,
             [stop - start for start, stop in pairwise([0, *missed])],
         )
 
     def _sorted(self, tier: Sequence[Tensor]) -> Tensor:
-        """[n]: the rows of a tier in the space of rows, ascending."""
+        """[n + 1]: the rows of a tier in the space of rows, ascending, and one behind them all."""
         rows = [one + start for one, start in zip(tier, self._starts, strict=False)]
-        return (
-            torch.cat(rows).sort().values
-            if rows
-            else torch.empty(0, dtype=torch.int64, device="cpu")
-        )
+        if not rows:
+            return torch.full((1,), BEHIND, dtype=torch.int64, device="cpu")
+        return torch.cat([torch.cat(rows).sort().values, rows[0].new_full((1,), BEHIND)])
 
 
 def _find(tier: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """For each of `rows` [N], its position in a tier, and whether the tier has it."""
-    if not len(tier):
+    if len(tier) == 1:
         return torch.zeros_like(rows), torch.zeros_like(rows, dtype=torch.bool)
-    at = torch.searchsorted(tier, rows).clamp_(max=len(tier) - 1)
+    at = torch.searchsorted(tier, rows)
     return at, tier[at] == rows
