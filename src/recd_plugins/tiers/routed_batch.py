@@ -78,6 +78,7 @@ class RoutedBatch(Multistreamable):
         )
         return sums.view_as(self.lengths)
 
+    @cached_property
     def missed(self) -> Tensor:
         """[n] int64, ascending: which of the ids miss; all ids of tables without tiers do."""
         others = torch.arange(self.num_tiered, len(self.ids), device=self.ids.device)
@@ -85,7 +86,7 @@ class RoutedBatch(Multistreamable):
 
     def missed_lengths(self) -> Tensor:
         """[F, B] int32: how many ids of each bag miss."""
-        counts = begins(self.bag_of_id[self.missed()], self.lengths.numel()).diff()
+        counts = begins(self.bag_of_id[self.missed], self.lengths.numel()).diff()
         return counts.view_as(self.lengths).to(torch.int32)
 
     @property
@@ -94,7 +95,8 @@ class RoutedBatch(Multistreamable):
         return sum(sum(group.segments.lengths) for group in self.groups)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        made = (vars(self).get(name) for name in ("bag_of_id", "weighing"))  # where somebody asked
+        # Where somebody asked for them.
+        made = (vars(self).get(name) for name in ("bag_of_id", "weighing", "missed"))
         for tensor in (self.given, self.ids, self.lengths, self.weights, *made):
             if tensor is not None:
                 tensor.record_stream(stream)

@@ -102,7 +102,7 @@ class TierEmbeddingBagCollection(TieredModule, ShardedEmbeddingBagCollection):
 
     def _missed(self, batch: RoutedBatch, packed: PackedBags) -> KeyedJaggedTensor:
         """The ids that miss, in bags packed to the front."""
-        missed = batch.missed()
+        missed = batch.missed
         return KeyedJaggedTensor(
             keys=[feature.name for feature in self.tiers.features],
             values=batch.ids[missed].to(batch.given.dtype),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from torchrec.streamable import Multistreamable
 
 from recd_plugins.compat.outputs import HasOwnExchange
+from recd_plugins.tiers.collections.column_blocks import ColumnBlocks
 from recd_plugins.tiers.collections.group_bags import Divisor, GroupBags, divide, divided_by
 from recd_plugins.tiers.peers import Peers
 from recd_plugins.tiers.routed_batch import RoutedBatch
@@ -53,51 +55,50 @@ class SumsAwaitable(HasOwnExchange, LazyGetItemMixin[str, Tensor], LazyAwaitable
         columns = {}
         end = 0
         for key, width in zip(home.keys(), home.length_per_key(), strict=True):
-            columns[key] = slice(end, end + width)
+            columns[key] = end, end + width
             end += width
+        values: Tensor = home.values()
+        edges = tuple(columns[feature.name] for feature in self._tiers.features)
         output = _Output(
             batch=batch,
-            columns=[columns[feature.name] for feature in self._tiers.features],
+            edges=edges,
+            blocks=ColumnBlocks.of(edges, values.device),
             divisors=divided_by(batch, self._divisors),
             packed=self._packed,
             groups=[GroupBags.of(batch, group, rows_come=False) for group in batch.groups],
             update=self._update,
         )
         # The anchor brings backward here on every rank.
-        values = _AddSums.apply(home.values(), self._tiers.anchor, output)
-        return KeyedTensor(keys=home.keys(), length_per_key=home.length_per_key(), values=values)
+        sums = _AddSums.apply(values, self._tiers.anchor, output)
+        return KeyedTensor(keys=home.keys(), length_per_key=home.length_per_key(), values=sums)
 
 
 class _AddSums(Function):
     @staticmethod
     def forward(ctx: Any, home: Tensor, anchor: Tensor, output: _Output) -> Tensor:
         ctx.output, ctx.home_shape = output, home.shape
-        bags = home.new_zeros(output.batch.batch_size, home.shape[1])
-        pairs = zip(output.features(home), output.features(bags), strict=True)
-        for number, (packed, own) in enumerate(pairs):
-            output.packed.unpack(packed, number, own)
+        blocks, (at_home, here) = output.blocks, output.places
+        bags = home.new_zeros(output.batch.batch_size, home.shape[1], dtype=torch.float32)
+        blocks.move(home.float(), at_home, bags, here)
         for number, group in enumerate(output.groups):
-            features = output.of_group(number, bags)
-            sums = group.sums().unflatten(0, (len(features), output.batch.batch_size))
-            for own, hits in zip(features, sums, strict=True):
-                own += hits
-        divide(output.features(bags), output.divisors)
-        return bags
+            blocks.add(bags, output.features(number), group.sums())
+        divide(output.split(bags), output.divisors)
+        return bags.to(home.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         output: _Output = ctx.output
-        if any(divisor is not None for divisor in output.divisors):
-            gradient = gradient.clone()
-            divide(output.features(gradient), output.divisors)
+        blocks, (at_home, here) = output.blocks, output.places
+        divided = any(divisor is not None for divisor in output.divisors)
+        gradient = gradient.clone(memory_format=torch.contiguous_format) if divided else gradient
+        gradient = gradient.contiguous()
+        divide(output.split(gradient), output.divisors)
         for number, group in enumerate(output.groups):
             update = GroupUpdate(output.update, number)
-            sums = update.clipped(torch.cat(output.of_group(number, gradient)).float())
-            update.accumulate(group.replica_gradients(sums))
+            sums = blocks.gather(gradient, output.features(number)).float()
+            update.accumulate(group.replica_gradients(update.clipped(sums)))
         home = gradient.new_zeros(ctx.home_shape)
-        pairs = zip(output.features(gradient), output.features(home), strict=True)
-        for number, (own, packed) in enumerate(pairs):
-            output.packed.pack(own, number, packed)
+        blocks.move(gradient, here, home, at_home)
         return home, None, None
 
 
@@ -106,8 +107,10 @@ class _Output:
     """The map from the sums of a batch to what the collection yields, [B, C]."""
 
     batch: RoutedBatch
-    columns: Sequence[slice]
-    """The columns, among the C, of each feature's sums."""
+    edges: Sequence[tuple[int, int]]
+    """The first column, among the C, of each feature's sums, and the one behind its last."""
+    blocks: ColumnBlocks
+    """The same columns."""
     divisors: Sequence[Tensor | None]
     """The numbers that the sums of each feature are divided by, [B]."""
     packed: PackedBags
@@ -115,15 +118,22 @@ class _Output:
     groups: Sequence[GroupBags]
     update: Update
 
-    def features(self, bags: Tensor) -> list[Tensor]:
-        """Views [B, D], one for each feature."""
-        return [bags[:, own] for own in self.columns]
+    @cached_property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Where the blocks of packed bags are among those that come from home, and among those of
+        the output."""
+        packed = self.packed
+        at_home = self.blocks.places(packed.places, packed.features, packed.counts)
+        return at_home, self.blocks.places(packed.samples, packed.features, packed.counts)
 
-    def of_group(self, number: int, bags: Tensor) -> list[Tensor]:
-        """The same for the features of one group."""
+    def split(self, bags: Tensor) -> list[Tensor]:
+        """Views [B, D], one for each feature."""
+        return [bags[:, first:last] for first, last in self.edges]
+
+    def features(self, number: int) -> range:
+        """The features of one group."""
         group = self.batch.groups[number]
-        count = len(group.segments.lengths)
-        return self.features(bags)[group.first_feature : group.first_feature + count]
+        return range(group.first_feature, group.first_feature + len(group.segments.lengths))
 
 
 @dataclass(frozen=True)
@@ -133,8 +143,14 @@ class PackedBags(Multistreamable):
 
     lengths: Tensor
     """[F, stride]: features with fewer bags than the most end in empty ones."""
-    samples: tuple[Tensor, ...]
-    """The samples whose bags these are, ascending; one tensor for each feature."""
+    counts: Sequence[int]
+    """[F]: how many bags of each feature have ids that miss; they sum to n."""
+    features: Tensor
+    """[n] int64: the feature of each, ascending."""
+    samples: Tensor
+    """[n] int64: the sample whose bag it is."""
+    places: Tensor
+    """[n] int64: its place among those of its feature."""
 
     @classmethod
     def of(cls, lengths: Tensor, world: Peers) -> PackedBags:
@@ -147,33 +163,23 @@ class PackedBags(Multistreamable):
         # All numbers at once: on CUDA the processor waits for them.
         *each, most = torch.cat([counts, world.most(counts.max()).view(1)]).tolist()
         features, samples = lengths.nonzero().unbind(1)
-        columns = torch.arange(len(samples), device=samples.device)
-        columns -= (counts.cumsum(0) - counts)[features]
+        places = torch.arange(len(samples), device=samples.device)
+        places -= (counts.cumsum(0) - counts)[features]
         packed = lengths.new_zeros(len(lengths), max(1, most))
-        packed[features, columns] = lengths[features, samples]
-        return cls(packed, samples.split(each))
+        packed[features, places] = lengths[features, samples]
+        return cls(packed, each, features, samples, places)
 
     @classmethod
     def none(cls, lengths: Tensor) -> PackedBags:
         """Pack the bags of a hot batch of `lengths` [F, B], where no id misses on any rank. This
         runs no collective."""
         none = torch.empty(0, dtype=torch.int64, device=lengths.device)
-        return cls(lengths[:, :0], (none,) * len(lengths))
+        return cls(lengths[:, :0], [0] * len(lengths), none, none, none)
 
     @property
     def stride(self) -> int:
         return self.lengths.shape[1]
 
-    def unpack(self, packed: Tensor, feature: int, bags: Tensor) -> None:
-        """Put a feature's `packed` sums [stride, D] where their samples are in `bags` [B, D]."""
-        samples = self.samples[feature]
-        bags.index_copy_(0, samples, packed[: len(samples)])
-
-    def pack(self, bags: Tensor, feature: int, packed: Tensor) -> None:
-        """The inverse of `unpack`, into zeros."""
-        samples = self.samples[feature]
-        packed[: len(samples)] = bags.index_select(0, samples)
-
     def record_stream(self, stream: torch.Stream) -> None:
-        for tensor in (self.lengths, *self.samples):
+        for tensor in (self.lengths, self.features, self.samples, self.places):
             tensor.record_stream(stream)
