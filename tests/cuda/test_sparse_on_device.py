@@ -146,6 +146,6 @@ def test_ids_are_coalesced_and_routed() -> None:
     for tier, its_tier in ((found.replicated, here.replicated), (found.per_node, here.per_node)):
         assert torch.equal(held(tier.positions), its_tier.positions)
     assert found.outside == here.outside
-    assert torch.equal(held(parts.ids)[held(parts.inverse)], ids)
+    assert torch.equal(held(parts.ids)[held(parts.inverse_lookup)], ids)
     assert torch.equal(held(other.ids)[held(other.inverse_lookup)], ids)
     assert sum(routing.values()) == 1, routing

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.tiers.exchange.home_ids import CoalescedIds, coalesce_by_table, of_keys, to_keys
+from recd_plugins.sparse.rows.coalesce import CoalescedParts
+from recd_plugins.tiers.exchange.home_ids import coalesce_by_table, of_keys, to_keys
 
 # A negative id and one beyond any table miss too: TorchRec judges them.
 IDS = st.lists(st.integers(0, 6) | st.sampled_from([-3, 2**31]), max_size=30)
@@ -24,8 +25,10 @@ def test_each_id_once_for_its_table(tables: list[list[int]]) -> None:
     counts = list(map(len, tables))
     ids = joined(tables)
     found = coalesce_by_table(ids, counts)
-    assert torch.equal(found.ids[found.inverse], ids)
-    parts = zip(found.ids.split(found.counts), found.inverse.split(counts), tables, strict=True)
+    assert torch.equal(found.ids[found.inverse_lookup], ids)
+    parts = zip(
+        found.ids.split(found.counts), found.inverse_lookup.split(counts), tables, strict=True
+    )
     first = 0
     for own, inverse, table in parts:
         assert own.sort().values.tolist() == sorted(set(table))
@@ -44,5 +47,5 @@ def test_keys_tell_tables_apart(tables: list[list[int]]) -> None:
 
 def test_no_id_at_all() -> None:
     found = coalesce_by_table(torch.empty(0, dtype=torch.int64), [0, 0])
-    assert (found.counts, len(found.ids), len(found.inverse)) == ([0, 0], 0, 0)
-    assert isinstance(found, CoalescedIds)
+    assert (found.counts, len(found.ids), len(found.inverse_lookup)) == ([0, 0], 0, 0)
+    assert isinstance(found, CoalescedParts)

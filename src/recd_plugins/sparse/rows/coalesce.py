@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 
-__all__ = ["Coalesced", "coalesce"]
+__all__ = ["Coalesced", "CoalescedParts", "coalesce", "coalesce_parts"]
 
 MIX = np.uint64(0x9E3779B97F4A7C15)
 PART = 4096
@@ -28,26 +29,69 @@ class Coalesced(NamedTuple):
     """[N] int64, in [0, U)."""
 
 
+class CoalescedParts(NamedTuple):
+    """N lookups, part by part, as the U different ids of each part: lookup i is of
+    `ids[inverse_lookup[i]]`. Equal ids of two parts are two."""
+
+    ids: Tensor
+    """[U], part by part."""
+    counts: list[int]
+    """The number of different ids of each part; they sum to U."""
+    inverse_lookup: Tensor
+    """[N] int64, in [0, U)."""
+
+
 def coalesce(ids: Tensor) -> Coalesced:
     """The different ids among ids [N], int32 or int64."""
     if ids.is_cuda:
         return Coalesced(*torch.unique(ids, return_inverse=True))
-    unique, inverse_lookup, count = _coalesce(ids.contiguous().numpy())
-    return Coalesced(torch.from_numpy(unique[:count].copy()), torch.from_numpy(inverse_lookup))
+    found = coalesce_parts(ids, [len(ids)])
+    return Coalesced(found.ids, found.inverse_lookup)
+
+
+def coalesce_parts(ids: Tensor, lengths: Sequence[int]) -> CoalescedParts:
+    """The different ids among the first `lengths[0]` of ids [N], int32 or int64, and so on; on the
+    CPU. One call for all parts takes a fifth of the time of a call for each, if these are small."""
+    unique, counts, inverse_lookup = _coalesce_parts(
+        ids.contiguous().numpy(), np.array(lengths, np.int64)
+    )
+    different = torch.from_numpy(unique[: counts.sum()].copy())
+    return CoalescedParts(different, counts.tolist(), torch.from_numpy(inverse_lookup))
 
 
 @kernel
-def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], int]:
-    """The different ids, the place of each id among them, and the number of different ids; the
-    first array is undefined behind that number."""
+def _coalesce_parts(
+    ids: npt.NDArray[Any], lengths: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The different ids of each part, undefined behind the last; how many each part has; and the
+    place of each id among them."""
+    unique, inverse_lookup = np.empty(len(ids), ids.dtype), np.empty(len(ids), np.int64)
+    counts = np.empty(len(lengths), np.int64)
+    first = before = 0
+    for part in range(len(lengths)):
+        last = first + lengths[part]
+        counts[part] = _coalesce(
+            ids[first:last], unique[before:], inverse_lookup[first:last], before
+        )
+        first, before = last, before + counts[part]
+    return unique, counts, inverse_lookup
+
+
+@kernel
+def _coalesce(
+    ids: npt.NDArray[Any],
+    unique: npt.NDArray[Any],
+    inverse_lookup: npt.NDArray[np.int64],
+    before: int,
+) -> int:
+    """Writes the different ids, and the place of each id among them and the `before` ids of other
+    parts. Returns the number of different ids."""
     # One hash table of a million ids misses the cache at each. So ids are first dealt out to parts
     # by the top bits of their hash, which moves them in streams; then each part has its own table.
     bits = 0
     while (PART << bits) < len(ids):
         bits += 1
     ends, dealt, places = _deal(ids, bits)
-    unique = np.empty(len(ids), ids.dtype)
-    inverse_lookup = np.empty(len(ids), np.int64)
     largest = 0
     for part in range(len(ends) - 1):
         largest = max(largest, ends[part + 1] - ends[part])
@@ -72,8 +116,8 @@ def _coalesce(ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.i
                 if unique[np.uintp(known)] == one:
                     break
                 slot = (slot + np.uint64(1)) & mask
-            inverse_lookup[np.uintp(places[i])] = known
-    return unique, inverse_lookup, count
+            inverse_lookup[np.uintp(places[i])] = before + known
+    return count
 
 
 @kernel

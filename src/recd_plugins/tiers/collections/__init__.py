@@ -6,6 +6,6 @@
 
 `tiered_module` has what they share. Each has a file with what it yields, `sequences_output`,
 `bag_sums_output` and `row_bags_output`: the awaitable, and the autograd function that joins rows
-from home with those of the tiers. Bags are summed by `group_bags`, and added to the columns of their
-features by `column_blocks`. `sharder`, beside this folder, makes the collections.
+from home with those of the tiers. Bags are summed by `group_bags`, and added to the columns of
+their features by `column_blocks`. `sharder`, beside this folder, makes the collections.
 """

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torchrec.streamable import Multistreamable
 
-from recd_plugins.sparse.rows.coalesce import coalesce
+from recd_plugins.sparse.rows.coalesce import CoalescedParts, coalesce_parts
 from recd_plugins.sparse.rows.memory import numbers_on
 from recd_plugins.sparse.rows.sums import summed_rows
 from recd_plugins.tiers.collectives import Collectives
@@ -29,7 +29,7 @@ from recd_plugins.tiers.peers import Nodes, Peers
 from recd_plugins.tiers.routing.routed_ids import RoutedIds, Segments
 from recd_plugins.tiers.tables import TableGroup
 
-__all__ = ["CoalescedIds", "HomeIds", "coalesce_by_table", "find_home_ids", "of_keys", "to_keys"]
+__all__ = ["HomeIds", "coalesce_by_table", "find_home_ids", "of_keys", "to_keys"]
 
 SPAN = 1 << 40
 """Id i of table t has the key t · SPAN + i: far more than a table has rows, so that an id out
@@ -124,19 +124,19 @@ def find_home_ids(
         return HomeIds(ids[missed], lengths, None)
     found = coalesce_by_table(ids[missed], _by_table(lengths, segments, len(group.tables)))
     if group.coalesce == "rank" or nodes.ranks_per_node == 1:
-        return HomeIds(found.ids, _by_feature(found.counts, segments), found.inverse)
+        return HomeIds(found.ids, _by_feature(found.counts, segments), found.inverse_lookup)
     asked = _asked_of_concentrators(found, group, nodes)
     exchange = yield from ask_node(asked, nodes.node)
     theirs, inverse = _coalesce_keys(exchange.ids, len(group.tables))
     return HomeIds(
         theirs.ids,
         _by_feature(theirs.counts, segments),
-        asked.inverse[found.inverse],
+        asked.inverse[found.inverse_lookup],
         _Concentrated(exchange, inverse, nodes.node),
     )
 
 
-def _asked_of_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes) -> AskedIds:
+def _asked_of_concentrators(found: CoalescedParts, group: TableGroup, nodes: Nodes) -> AskedIds:
     """What to ask of each concentrator: it is the rank of this node that has the same place as the
     id's home has in its node.
 
@@ -157,17 +157,17 @@ def _asked_of_concentrators(found: CoalescedIds, group: TableGroup, nodes: Nodes
     return AskedIds(keys[order], begins.diff(), inverse)
 
 
-def _coalesce_keys(keys: Tensor, num_tables: int) -> tuple[CoalescedIds, Tensor]:
+def _coalesce_keys(keys: Tensor, num_tables: int) -> tuple[CoalescedParts, Tensor]:
     """The different ones of `keys` [r] in any order; and which of them each is, [r]."""
     if keys.is_cuda:
         found = _different_keys(keys, num_tables)
-        return found, found.inverse
+        return found, found.inverse_lookup
     ids, tables = of_keys(keys)
     order = tables.argsort(stable=True)
     counts = torch.bincount(tables, minlength=num_tables).tolist()
     found = coalesce_by_table(ids[order], counts)
     inverse = torch.empty_like(order)
-    inverse[order] = found.inverse
+    inverse[order] = found.inverse_lookup
     return found, inverse
 
 
@@ -188,40 +188,22 @@ def _by_feature(counts: Sequence[int], segments: Segments) -> list[int]:
     return lengths
 
 
-class CoalescedIds(NamedTuple):
-    """N ids as u different ones: id n is `ids[inverse[n]]`. Equal ids of two tables are two."""
-
-    ids: Tensor
-    """[u] int64, table by table."""
-    counts: list[int]
-    """The number of ids that each table has; they sum to u."""
-    inverse: Tensor
-    """[N] int64."""
-
-
-def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedIds:
+def coalesce_by_table(ids: Tensor, counts: Sequence[int]) -> CoalescedParts:
     """The first `counts[0]` of `ids` [N] int64 are table 0's, and so on."""
     if ids.is_cuda:
         return _different_keys(to_keys(ids, counts), len(counts))
-    parts = [coalesce(part) for part in ids.split(list(counts))]
-    found = [len(part.ids) for part in parts]
-    inverse = torch.empty_like(ids)
-    for part, own, before in zip(
-        parts, inverse.split(list(counts)), accumulate(found, initial=0), strict=False
-    ):
-        torch.add(part.inverse_lookup, before, out=own)
-    return CoalescedIds(torch.cat([part.ids for part in parts]), found, inverse)
+    return coalesce_parts(ids, counts)
 
 
-def _different_keys(keys: Tensor, num_tables: int) -> CoalescedIds:
+def _different_keys(keys: Tensor, num_tables: int) -> CoalescedParts:
     """The same of `keys` [N] on CUDA, in any order."""
     different, inverse = torch.unique(keys, return_inverse=True)
     if num_tables == 1:
-        return CoalescedIds(different, [len(different)], inverse)
+        return CoalescedParts(different, [len(different)], inverse)
     ends = [table * SPAN - SPAN // 2 for table in range(1, num_tables + 1)]
     cuts = [0, *torch.searchsorted(different, numbers_on(keys.device, ends)).tolist()]
     counts = [stop - start for start, stop in pairwise(cuts)]
-    return CoalescedIds(of_keys(different)[0], counts, inverse)
+    return CoalescedParts(of_keys(different)[0], counts, inverse)
 
 
 def to_keys(ids: Tensor, counts: Sequence[int]) -> Tensor:
