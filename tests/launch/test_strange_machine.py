@@ -7,12 +7,13 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from recd_plugins.errors import CapabilityError
-from recd_plugins.launch.control_groups import text_of
+from recd_plugins.launch.control_groups import own_groups, text_of
 from recd_plugins.launch.environment import AGENTS_STORE, loopback_store
 from recd_plugins.launch.machine_cores import cores_of_each, machine_cores
 from recd_plugins.launch.machine_memory import machine_memory
@@ -34,10 +35,16 @@ def system(folder: Path, files: dict[str, str]) -> Path:
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
-    """The cores that processes are bound to: this one (0), and its parent."""
+    """The cores that processes are bound to: this one (0), and its parent. The real container's
+    share of time does not count."""
     cores = {0: MACHINE, os.getppid(): MACHINE}
     monkeypatch.setattr("os.cpu_count", lambda: MACHINE)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores[process])))
+
+    def groups(root: Path, controller: str) -> Iterable[Path]:
+        return () if root == Path("/") else own_groups(root, controller)
+
+    monkeypatch.setattr("recd_plugins.launch.machine_cores.own_groups", groups)
     for name in AGENT:
         monkeypatch.delenv(name, raising=False)
     return cores

@@ -63,6 +63,7 @@ def test_a_function_of_ones_own_draws_as_torchs_range_would(
 
 def test_ranks_of_a_machine_share_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(24)))
+    monkeypatch.setattr("recd_plugins.launch.machine_cores.own_groups", lambda *_: ())
     for ranks, threads in (("1", 16), ("8", 3), ("64", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert initial_tables._threads() == threads
