@@ -155,13 +155,37 @@ def test_a_job_trains_where_it_was_started_whatever_a_plugin_does_on_import(tmp_
     assert "torch's default dtype (torch.set_default_dtype) is put back" in printed
 
 
+LASTS = """
+import time
+from pathlib import Path
+from recd_plugins.api import hookimpl
+from recd_plugins.trainer import threads_left
+
+threads_left.PATIENCE = 0.1
+name_later = threads_left._name_later
+
+def named(rank):
+    name_later(rank)
+    Path("named").touch()
+
+threads_left._name_later = named
+
+def last():
+    ends = time.monotonic() + 300
+    while not Path("named").exists() and time.monotonic() < ends:
+        time.sleep(0.01)
+
+@hookimpl
+def recd_stats():
+    return []
+
+"""
+"""A plugin's `last` goes on until what lasts has been named, however long that takes."""
+
+
 def test_a_thread_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
     (tmp_path / "lasting.py").write_text(
-        "import threading, time\nfrom recd_plugins.api import hookimpl\n"
-        "from recd_plugins.trainer import threads_left\nthreads_left.PATIENCE = 0.1\n"
-        "def last():\n    threading.main_thread().join()\n    time.sleep(1)\n"
-        "threading.Thread(target=last, name='lasting').start()\n"
-        "@hookimpl\ndef recd_stats():\n    return []\n"
+        f"import threading\n{LASTS}threading.Thread(target=last, name='lasting').start()\n"
     )
     printed = trained(tmp_path, "./lasting.py", ranks=1)
     assert "thread 'lasting' of rank 0 keeps the job from ending" in printed
@@ -169,12 +193,8 @@ def test_a_thread_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
 
 def test_a_process_that_keeps_a_job_from_ending_is_named(tmp_path: Path) -> None:
     (tmp_path / "forking.py").write_text(
-        "import multiprocessing, os, time\nfrom recd_plugins.api import hookimpl\n"
-        "from recd_plugins.trainer import threads_left\nthreads_left.PATIENCE = 0.1\n"
-        "def last():\n    while not os.path.exists('here/summary.json'):\n        time.sleep(0.1)\n"
-        "    time.sleep(3)\n"
+        f"import multiprocessing\n{LASTS}"
         "multiprocessing.get_context('fork').Process(target=last, name='lasting').start()\n"
-        "@hookimpl\ndef recd_stats():\n    return []\n"
     )
     printed = trained(tmp_path, "./forking.py", ranks=1)
     assert "process 'lasting' (" in printed
