@@ -27,7 +27,7 @@ process.start()
 process.join()
 print(get_temp_dir(), flush=True)
 """
-LIMIT = 120
+LIMIT = 300
 """Seconds until something takes too long."""
 
 

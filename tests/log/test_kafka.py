@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import threading
 from time import sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from joined_table import join_log
 from raw_messages import everything, messages_of, numbered, rows_of
 
+from recd_dedup.log import kafka_topics
 from recd_dedup.log.codec import MessageCodec, id_of_bytes
 from recd_dedup.log.digested import digested
 from recd_dedup.log.growing_log import GrowingLogConfig, GrowingLogDataset, build_growing_log
@@ -201,7 +204,7 @@ def test_messages_of_others(brokers):
     other = kafka.Producer({"bootstrap.servers": brokers})
     other.produce("others", b"hello", key=b"me", partition=0)
     other.produce("others", b"hello", partition=1)
-    assert other.flush(10) == 0
+    assert other.flush(60) == 0
     log = opened(brokers, "others")
     (messages,) = log.read(0)
     assert messages["session_id"].to_pylist() == [id_of_bytes(b"me")]
@@ -312,22 +315,27 @@ def test_a_topic_is_not_read_in_part(brokers):
         log.cuts({}, 0, 1)
 
 
-def test_a_topic_that_brokers_know_a_moment_late_is_waited_for(brokers):
+def test_a_topic_that_brokers_know_a_moment_late_is_waited_for(brokers, monkeypatch):
     """As those do that come back; one that they never know is an error, in time."""
 
-    def known_before(topic: str, timeout_s: float) -> KafkaLog:
-        config = KafkaConfig(servers=brokers, topic=topic, shards=SHARDS, timeout_s=timeout_s)
-        log = KafkaLog(config)
+    def known_before(topic: str) -> KafkaLog:
+        log = KafkaLog(KafkaConfig(servers=brokers, topic=topic, shards=SHARDS, timeout_s=60))
         log._topics.found = True
         return log
 
     back = threading.Timer(1, opened, (brokers, "back"))
     back.start()
-    ends = known_before("back", 60).ends()
+    ends = known_before("back").ends()
     back.join()
     assert [end.place for end in ends.values()] == [0] * SHARDS
+    # They answer twice: the first answer comes at once, and the second as the time is over.
+    slept: list[float] = []
+    seconds = itertools.chain([0.0, 0.0, 0.0, 0.0], itertools.repeat(60.0))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=slept.append)
+    monkeypatch.setattr(kafka_topics, "time", clock)
     with pytest.raises(DataError, match=r"never, partition 0: is no longer there .*was deleted"):
-        known_before("never", 1).ends()
+        known_before("never").ends()
+    assert slept == [0.1]
 
 
 def test_the_time_that_a_reader_takes_is_not_that_of_the_brokers():
@@ -810,9 +818,10 @@ def test_periods_of_another_log_are_not_gone_on_with(brokers, tmp_path):
     # A run that has looked already is told when the next period closes.
     data = seconds(brokers)
     assert data.period(1).fingerprint() == digests[1]
-    data._log = opened(others, "moved", timeout_s=2)
+    data._log = opened(others, "moved")
     with pytest.raises(DataError, match=message):
         data.period(2)
     del client  # and its brokers
+    data._log._topics.timeout_s = 2.0
     with pytest.raises(CapabilityError, match=r"moved, partition 0: .*that the brokers run"):
         data.period(2)

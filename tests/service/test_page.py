@@ -62,7 +62,7 @@ def get(page: Page, path: str, host: str = "") -> str:
 
 
 def once(found: Callable[[], Any], right: Callable[[Any], bool]) -> Any:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not right(latest := found()):
         assert time.monotonic() < until, latest
         time.sleep(0.2)
