@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -29,8 +30,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Gloo's thread polls while the rank's own holds the lock of a connection; where it woke in the
     # rank's place, the two waited for each other, a fifth of all processor time. As batch work,
-    # nothing that wakes takes another's place, in ranks and programs that are started too.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # nothing that wakes takes another's place, in ranks and programs that are started too. Some
+    # containers allow no such choice, and macOS has none.
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 # What programs of the tests import, beside what ranks do, before what is there is frozen: a `recd
 # train` of two steps spent a third of its processor time on that.
