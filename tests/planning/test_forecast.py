@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.planning.access import row_counter
+from recd_plugins.planning.access import row_counter, sample
 from recd_plugins.planning.access.access_profile import Counted
 from recd_plugins.planning.access.distribution import Floats, Integers, RowDistribution, falling
 from recd_plugins.planning.access.forecast import (
@@ -287,7 +288,8 @@ class Drawn(list[int]):
                 yield block, KeyedJaggedTensor(["item"], values, lengths=lengths)
 
 
-def test_more_is_counted_until_nothing_depends_on_it() -> None:
+def test_more_is_counted_until_nothing_depends_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "SECONDS", math.inf)  # a busy machine is slow, not done
     tables = {"item": Counted(num_rows=ROWS, features=("item",))}
     known, unknown = Drawn(1.3), Drawn(0.8)
     for epoch in (known, unknown):
