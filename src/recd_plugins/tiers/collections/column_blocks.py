@@ -75,8 +75,9 @@ class ColumnBlocks:
         self._cut(columns).index_add_(1, blocks, bags.view(shape).transpose(0, 1).flatten(1, 2))
 
     def move(self, columns: Tensor, places: Tensor, target: Tensor, to: Tensor) -> None:
-        """Write the blocks of `columns` at `places` to those of the `target` at the places `to`."""
-        moved = columns.view(-1, self.width).index_select(0, places)
+        """Write the blocks of `columns` at `places` to those of the `target`, which is contiguous,
+        at the places `to`."""
+        moved = columns.reshape(-1, self.width).index_select(0, places)
         target.view(-1, self.width).index_copy_(0, to, moved)
 
     def places(self, rows: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
