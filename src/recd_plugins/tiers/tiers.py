@@ -164,6 +164,9 @@ class Tiers:
         self._updates.drop_failed()
         self._move_rows_to(batch.replicas)
         before_backward = any(True for _ in self._updates.to_come())
+        if torch.is_grad_enabled():
+            for answer in answers:
+                answer.count_touched()
         for group, answer in zip(batch.groups, answers, strict=True):
             group.look_up(answer, self.nodes, before_backward=before_backward)
         division = GradientDivision.of_forward()

@@ -35,9 +35,24 @@ class GroupAnswer(Multistreamable):
     exchange: NodeExchange | None
     """The rows of the tier `per_node` that the node's ranks ask each other for."""
     touched: CollectiveSequence[Touched] | None
-    """The rows of the tier `replicated` that the batch touches. It may run until backward."""
+    """The rows of the tier `replicated` that the batch touches. On the CPU it may run until
+    backward."""
     touched_by_node: CollectiveSequence[TouchedByNode] | None
     """The same of this rank's share of the tier `per_node`."""
+    stream: torch.cuda.Stream | None
+    """The stream of CUDA on which they began."""
+
+    def count_touched(self) -> None:
+        """On CUDA, learn which rows are touched before backward, in which the processor would wait
+        until the device has come there: on the stream on which ids are exchanged, which no batch is
+        computed on."""
+        if self.stream is None:
+            return
+        with torch.cuda.stream(self.stream):
+            for sequence in (self.touched, self.touched_by_node):
+                if sequence is not None:
+                    sequence.finish()
+        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
     def record_stream(self, stream: torch.Stream) -> None:
         if self.exchange is not None:
@@ -52,7 +67,7 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
     waited for again, as ids are  they have come; which of these rows each node touched goes out
 
     Beside them travel the bits of the rows that are touched on every rank (`exchange_touched`);
-    their last wait may be in backward.
+    their last wait may be in backward, or on CUDA as the batch is computed.
 
     TorchRec joins the exchanges of splits of all its modules in one, over one group of ranks. A
     request stays out of that: it is a plain awaitable among them. Every rank makes the requests,
@@ -97,12 +112,14 @@ class GroupRequest(Awaitable[Awaitable[GroupAnswer]]):
     def answer(self) -> GroupAnswer:
         """The second wait, once TorchRec has its splits."""
         self.advance()
+        device = self._replicas.group.like.device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         if self._exchange is None:
-            return GroupAnswer(None, self._touched, None)
+            return GroupAnswer(None, self._touched, None, stream)
         exchange = self._exchange.finish()
         size = self._replicas.per_node_layout.share_rows
         by_node = CollectiveSequence(exchange_touched_by_node(exchange.ids, size, self._nodes))
-        return GroupAnswer(exchange, self._touched, by_node)
+        return GroupAnswer(exchange, self._touched, by_node, stream)
 
     def _wait_impl(self) -> Awaitable[GroupAnswer]:
         self.advance()

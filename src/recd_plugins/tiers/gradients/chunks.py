@@ -5,7 +5,7 @@ memory that an update takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recd_plugins.compat.kernels import kernel
 from recd_plugins.tiers.gradients.entries import Entries
-from recd_plugins.tiers.gradients.touched import Touched, TouchedRows
+from recd_plugins.tiers.gradients.touched import Touched, TouchedCounts, TouchedRows
 
 __all__ = ["Chunks"]
 
@@ -234,22 +234,20 @@ def _count_chunks(
 
 
 def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChunks:
-    """The result of `_chunks`, by a few operations of torch on the device of the bits, which is
-    waited for twice, and once more if there are several chunks."""
-    shares, ranks = len(touched.anywhere), len(touched.by_rank)
-    parts = [touched.mine, touched.by_rank, touched.by_node]
-    sums = [bits.sum(1) for bits in (touched.anywhere, *parts)]
-    totals: list[int] = torch.cat(sums).tolist()
-    sizes, totals = totals[:shares], totals[shares:]
-    every = touched.anywhere.flatten().nonzero().squeeze(1).split(sizes)
-    union = [rows - share * touched.anywhere.shape[1] for share, rows in enumerate(every)]
-    count = -(-max(sizes) // width)
-    if count <= 1:  # what anybody touched is in this chunk
-        counts = [[0, total][: count + 1] for total in totals]
-    else:
-        counts = _before_each_chunk(parts, union, own_share, count, width)
-    mine, theirs, nodes = counts[:shares], counts[shares : shares + ranks], counts[shares + ranks :]
-    return _FoundChunks(max(sizes), np.empty((0, 0), np.int64), union, mine, theirs, nodes)
+    """The result of `_chunks`, by torch's operations on the device of the bits, which is waited for
+    once if there are several chunks."""
+    counts = TouchedCounts.of(touched) if touched.counts is None else touched.counts
+    longest = max(map(len, counts.rows))
+    count = -(-longest // width)
+    mine, theirs, nodes = (
+        [[0, total][: count + 1] for total in totals]
+        for totals in (counts.mine, counts.by_rank, counts.by_node)
+    )  # what anybody touched is in one chunk
+    if count > 1:
+        parts = touched.mine, touched.by_rank, touched.by_node
+        before = iter(_before_each_chunk(parts, counts.rows, own_share, count, width))
+        mine, theirs, nodes = ([*islice(before, len(bits))] for bits in parts)
+    return _FoundChunks(longest, np.empty((0, 0), np.int64), counts.rows, mine, theirs, nodes)
 
 
 def _before_each_chunk(

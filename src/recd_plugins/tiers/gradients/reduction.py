@@ -127,14 +127,14 @@ class Reduction:
         """Update this rank's share of the rows that every node has, by the `entries` of its node,
         whose targets are rows of the share."""
         scale = self.division.scale(self.nodes.world.size)
-        rows, by_node = touched
+        rows = touched.rows
         few = len(rows) < 1 << 31
         ranked = entries.onto(torch.searchsorted(rows, entries.targets, out_int32=few))
         firsts = [*range(0, len(rows), self.chunk_rows), len(rows)]
         one = len(rows) <= self.chunk_rows
         parts: Iterable[Entries] = [ranked] if one else ranked.of_bands(firsts)
 
-        of_nodes = TouchedRows.of_chunks(by_node, firsts) if self.nodes.n_nodes > 1 else []
+        of_nodes = TouchedRows.of_chunks(touched, firsts) if self.nodes.n_nodes > 1 else []
 
         def chunk(number: int, part: Entries) -> Collectives[None]:
             own = rows[firsts[number] : firsts[number + 1]]

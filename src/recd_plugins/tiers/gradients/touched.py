@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, reduce
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +44,38 @@ class Touched(NamedTuple):
     """[n_nodes, R] bool: the rows of this rank's share that each node touched."""
     anywhere: Tensor
     """[S, R] bool: the rows of each share that any rank touched."""
+    counts: TouchedCounts | None = None
+    """Only on a GPU, which backward would otherwise wait for."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of it."""
+        rows = () if self.counts is None else self.counts.rows
+        return [self.mine, self.by_rank, self.by_node, self.anywhere, *rows]
+
+
+class TouchedCounts(NamedTuple):
+    """How many rows the bits of `Touched` stand for, and which."""
+
+    rows: Sequence[Tensor]
+    """The rows of each share that any rank touched, [n] int64, ascending."""
+    mine: list[int]
+    """[S]: how many of them this rank touched."""
+    by_rank: list[int]
+    """[ranks_per_node]: how many of this rank's share each rank of this node touched."""
+    by_node: list[int]
+    """[n_nodes]: the same of each node."""
+
+    @classmethod
+    def of(cls, touched: Touched) -> TouchedCounts:
+        """A GPU is waited for twice."""
+        size = touched.anywhere.shape[1]
+        parts = touched.anywhere, touched.mine, touched.by_rank, touched.by_node
+        counts = iter(torch.cat([bits.sum(1) for bits in parts]).tolist())
+        sizes, *others = ([*islice(counts, len(bits))] for bits in parts)
+        every = touched.anywhere.flatten().nonzero().squeeze(1).split(sizes)
+        rows = [one - share * size if share else one for share, one in enumerate(every)]
+        return cls(rows, *others)
 
 
 def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collectives[Touched]:
@@ -58,22 +90,26 @@ def exchange_touched(mine: Tensor, nodes: Nodes, *, hot: bool = False) -> Collec
     if alone and len(mine) == 1:
         every = yield nodes.node.all_gather(_pack(mine))
         anywhere = _unpack(_any(every), size)
-        return Touched(anywhere, anywhere, anywhere, anywhere)
+        return _counted(anywhere, anywhere, anywhere, anywhere)
     if hot:
         every = yield nodes.node.all_gather(_pack(mine))
         by_rank = every[:, nodes.node.rank]
         if alone:  # no other node has marks
             of_ranks = _unpack(by_rank, size)
             by_node = of_ranks.any(0, keepdim=True)
-            return Touched(mine, of_ranks, by_node, _unpack(_any(every), size))
+            return _counted(mine, of_ranks, by_node, _unpack(_any(every), size))
     else:
         by_rank = yield nodes.node.all_to_all(_pack(mine))
-    # Each is unpacked as it comes: on CUDA the last one is waited for on another stream.
     of_ranks = _unpack(by_rank, size)
     by_node = yield nodes.across.all_gather(_any(by_rank))
     of_nodes = _unpack(by_node, size)
     anywhere = yield nodes.node.all_gather(_any(by_node))
-    return Touched(mine, of_ranks, of_nodes, _unpack(anywhere, size))
+    return _counted(mine, of_ranks, of_nodes, _unpack(anywhere, size))
+
+
+def _counted(mine: Tensor, by_rank: Tensor, by_node: Tensor, anywhere: Tensor) -> Touched:
+    touched = Touched(mine, by_rank, by_node, anywhere)
+    return touched._replace(counts=TouchedCounts.of(touched)) if mine.is_cuda else touched
 
 
 class TouchedByNode(NamedTuple):
@@ -83,6 +119,8 @@ class TouchedByNode(NamedTuple):
     """[u] int64, ascending: those that any node touched."""
     by_node: Tensor
     """[n_nodes, u] bool: which of them each node touched."""
+    counts: list[int] | None = None
+    """[n_nodes]: how many each node touched; only on a GPU, and of several nodes."""
 
 
 def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collectives[TouchedByNode]:
@@ -109,7 +147,8 @@ def exchange_touched_by_node(ids: Tensor, size: int, nodes: Nodes) -> Collective
     packed = yield nodes.across.all_gather(_pack(marked(ids, size)))
     by_node = _unpack(packed, size)
     rows = by_node.any(0).nonzero().squeeze(1)
-    return TouchedByNode(rows, by_node[:, rows])
+    several = ids.is_cuda and len(by_node) > 1
+    return TouchedByNode(rows, by_node[:, rows], by_node.sum(1).tolist() if several else None)
 
 
 class TouchedRows(NamedTuple):
@@ -121,9 +160,12 @@ class TouchedRows(NamedTuple):
     """How many of the rows each touched."""
 
     @classmethod
-    def of_chunks(cls, bits: Tensor, firsts: Sequence[int]) -> list[TouchedRows]:
-        """Those of each chunk of the rows, from one of `firsts` to the next. However many chunks
-        there are, a GPU is waited for once."""
+    def of_chunks(cls, touched: TouchedByNode, firsts: Sequence[int]) -> list[TouchedRows]:
+        """Those of each chunk of the rows, from one of `firsts` to the next. A GPU is waited for
+        once if there are several chunks."""
+        bits, counted = touched.by_node, touched.counts
+        if counted is not None and len(firsts) <= 2:
+            return [cls(bits, counted)][: len(firsts) - 1]
         parts = [bits[:, first:last] for first, last in pairwise(firsts)]
         sums = [part.sum(1) for part in parts]
         counts: list[list[int]] = torch.stack(sums).tolist() if sums else []

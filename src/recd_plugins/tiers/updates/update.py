@@ -140,7 +140,7 @@ class Update:
         if (replicated := group.replicas.replicated_tier) is not None:
             assert answer.touched is not None
             touched = answer.touched.finish()
-            self._stream.keep(*touched)
+            self._stream.keep(*touched.tensors)
             entries = gradients.replicated
             yield CollectiveSequence(
                 self._reduction.replicated(replicated, entries, touched, optimizer)
@@ -163,8 +163,10 @@ class Update:
         assert by_node is not None
         assert gradients.per_node is not None
         theirs = yield exchange.gradients_to_asked(gradients.per_node, self._reduction.nodes.node)
+        touched = by_node.finish()
+        self._stream.keep(touched.rows, touched.by_node)
         entries = Entries(exchange.ids, theirs)
-        yield from self._reduction.per_node(tier, entries, by_node.finish(), optimizer)
+        yield from self._reduction.per_node(tier, entries, touched, optimizer)
 
 
 class GroupUpdate:
