@@ -176,6 +176,39 @@ def test_the_first_batches_say_less_of_later_ones() -> None:
     assert held[1] > 0.9
 
 
+def test_rows_that_come_and_go_widen_the_interval_of_the_first_batches() -> None:
+    """Each fold shares rows with its neighbours alone: held out of them, it looks foretold."""
+    draw = np.random.default_rng(4)
+    drifts, stays = RowCounter(ROWS), RowCounter(ROWS)
+    for number in range(64):
+        ids = draw.integers(0, 400, 2000)
+        drifts.add(number // 8 * 300 + ids, 500, number * FOLDS // 64)
+        stays.add(ids, 500, number * FOLDS // 64)
+    seen = 7 * 300 + 400
+    low, high = drifts.distribution(sample=True, in_order=True).interval(seen)
+    assert low < 0.2  # in batches of another time none of these rows comes
+    assert high == 1
+    low, _ = drifts.distribution(sample=True).interval(seen)
+    assert low > 0.9  # of batches from all over it they are all that there is
+    for rows in (200, 300):  # where nothing drifts, next to nothing is added
+        (low, high), (least, most) = (
+            stays.distribution(sample=True, in_order=in_order).interval(rows)
+            for in_order in (True, False)
+        )
+        assert least > low
+        assert high - low < 5 * (most - least)
+        assert high - low < 0.06
+
+
+def test_a_time_without_lookups_is_none_of_which_rows_came_and_went() -> None:
+    counter, draw = RowCounter(ROWS), np.random.default_rng(5)
+    for number in range(64):
+        ids = draw.integers(0, 400, 2000 if number >= 40 else 0)
+        counter.add(ids, 500, number * FOLDS // 64)
+    low, high = counter.distribution(sample=True, in_order=True).interval(200)
+    assert high - low < 0.06
+
+
 def test_lookups_that_come_together_are_held_out_together() -> None:
     """Sessions of 20 samples repeat a row: its lookups foretell none of another batch."""
     draw, counter = np.random.default_rng(0), RowCounter(ROWS)

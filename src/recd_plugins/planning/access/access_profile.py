@@ -244,8 +244,9 @@ class Tally:
             return f"counted: {counted}, from all over it" if share else f"counted: {counted}"
         return (
             f"counted: {counted}, the first of the trainer's own loader: what comes later is taken "
-            "to be like them, and intervals are as wide as such batches differ. Where rows drift, "
-            "re-tier (train.retier_every), or count a profile of batches from all over the data"
+            "to be like them, and intervals are as wide as such batches differ, and as rows drift "
+            "within them. Where rows drift, re-tier (train.retier_every), or count a profile of "
+            "batches from all over the data"
         )
 
     def distributions(self) -> Iterator[tuple[str, RowDistribution]]:

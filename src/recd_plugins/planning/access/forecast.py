@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recd_plugins.planning.access.distribution import Floats, Integers
 
@@ -95,7 +96,8 @@ def forecast(
     same way.
 
     If only the first batches are counted, `in_order`, they say less about later ones: these may be
-    as far from their mean as one fold is from the others.
+    as far from their mean as one fold is from the others, and by as much further as the second half
+    of the folds already is from the first (`_Folds.moved`).
     """
     if np.count_nonzero(found.samples) < 2 or not len(found.rows):
         return None
@@ -231,8 +233,34 @@ class _Folds:
         wide = STUDENT[min(len(shares), len(STUDENT)) - 1] * deviation
         share = np.mean(shares, axis=0)
         least = np.minimum(LEAST, np.minimum(share, 1 - share))
-        whole: Floats = np.minimum(np.hypot(wide, least), 1.0)
-        return whole
+        whole: Floats = np.hypot(wide, least) + (self.moved(ends) if in_order else 0.0)
+        return np.minimum(whole, 1.0)
+
+    def moved(self, ends: Integers) -> Floats:
+        """[N] the share of lookups that the `ends` [N] hottest rows lose from one half of the folds
+        to the other if these are the first and the second half, beyond what they lose if each half
+        has every other fold."""
+        rows, lookups = np.repeat(np.arange(len(self.size)), self.size), self.pairs.lookups
+        folds, fold = np.unique(self.fold, return_inverse=True)  # those that have lookups
+
+        def kept(known: NDArray[np.bool_]) -> Floats:
+            """The share that rows take in the other folds, hottest first by those `known` [P]."""
+            here, there = (
+                np.bincount(rows[one], lookups[one], len(self.size)) for one in (known, ~known)
+            )
+            number, by = np.unique(-here, return_inverse=True)
+            each, taken = np.bincount(by), np.bincount(by, there)
+            if not number[-1]:  # the rows that nobody looked up are among those of no lookup
+                each[-1] += self.num_rows - len(self.size)
+            every = max(float(taken.sum()), np.finfo(float).tiny)
+            at, share = (np.append(0.0, one.cumsum()) for one in (each, taken / every))
+            found: Floats = np.interp(ends, at, share)
+            return found
+
+        if len(folds) < 4:
+            return np.zeros(len(ends))
+        lost: Floats = kept(fold % 2 == 0) - kept(fold < len(folds) // 2)
+        return np.maximum(lost, 0.0)
 
     def _ratios(self, counted: Integers, left: Floats, promised: Floats) -> Floats:
         """[C] g of each class, with neighbours joined until they had `ENOUGH`; 0 for unseen rows.
