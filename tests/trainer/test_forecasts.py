@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from recd_plugins.sparse.keyed import mark_of, marked
 from recd_plugins.stack import Stack, load
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
+from recd_plugins.trainer.measure.dedupe_ahead import KeptIds
 from recd_plugins.trainer.measure.forecasts import (
     ONE_IN,
     Facts,
+    _dedupe,
     coverage_of_saved_plan,
     is_counted,
 )
@@ -51,6 +54,15 @@ def test_forecast_and_fact_part_by_more_than_a_tenth_and_out_of_the_interval() -
     unknown = Beside(what="hot", unit="batches", forecast=None, fact=0, note="none were made")
     assert not unknown.parted
     assert list(lines([unknown]))[-1] == "none were made"
+
+
+WHY = [
+    (0.3, 0.06, "6.0% of an epoch was trained"),
+    (0.7, 0.06, "6.0% of an epoch was trained"),
+    (0.3, 1.0, "other rows are hot than those that were counted"),
+    (0.7, 1.0, "have fewer of these rows"),
+]
+"""A fact beside a forecast of 0.5, the part of an epoch that was trained, and why they part."""
 
 
 def registry(folder: Path, **more: Any) -> dict[str, Any]:
@@ -116,6 +128,51 @@ def test_a_run_says_what_was_forecast_and_what_came(gloo_pool: GlooPool, tmp_pat
     assert "all-to-all, ids" in shown
 
 
+def test_a_run_of_a_few_steps_is_held_against_an_epoch_of_which_it_trained_a_part(
+    gloo_pool: GlooPool, tmp_path: Path
+) -> None:
+    few = registry(tmp_path, run=str(tmp_path / "run"), eval_batches=1, steps=3)
+    found, _ = gloo_pool.run(trained, few)
+    served = [one for one in found if "serves" in one["what"]]  # though no batch was drawn
+    assert len(served) == 2
+    for one in served:
+        assert one["what"].endswith(", forecast for a whole epoch")
+        assert one["fact"] == pytest.approx(one["forecast"], rel=0.3)  # of 768 samples
+
+
+@pytest.mark.parametrize(("fact", "part", "why"), WHY)
+def test_a_share_that_parts_has_a_reason_of_its_own(fact: float, part: float, why: str) -> None:
+    one = Beside(what="", unit="share", forecast=0.5, fact=fact)
+    assert why in Facts(load({}))._why_served(one, part, by_file=False)
+
+
+@pytest.mark.parametrize(("of", "cure"), [(math.inf, "have the loader keep"), (64.0, "cluster")])
+def test_who_can_keep_samples_together_is_told_to(of: float, cure: str) -> None:
+    ahead, came = (KeptIds.each([(100, kept)] * 32, of=of) for kept in (25, 50))
+    (one,) = _dedupe(ahead, came)
+    assert (one.forecast, one.fact, one.parted) == (4, 2, True)
+    assert cure in one.note
+
+
+def hot_of_ranks() -> list[dict[str, Any]]:
+    """On a rank: the batches of the last rank have half as many hot samples."""
+    cache = {"use": "scars", "size": "hit_rate", "hit_rate": 0.3}
+    stack = load({"plugins": ["recd_scars"], "cache": cache})
+    stack._order.ordered = True  # as once a loader of the registry's was ordered
+    facts = Facts(stack)
+    facts.batches, facts.hot, facts.hot_ahead = 64, 16, [0.5, 0.25][dist.get_rank()]
+    return [
+        one.values() for one in facts.beside(torch.device("cpu"), traffic={}, dense=0.0, parts={})
+    ]
+
+
+def test_as_many_batches_are_forecast_to_be_hot_as_the_rank_with_the_fewest_fills(
+    gloo_pool: GlooPool,
+) -> None:
+    (hot,), _ = gloo_pool.run(hot_of_ranks)
+    assert (hot["unit"], hot["forecast"], hot["fact"], hot["note"]) == ("batches", 16, 16, "")
+
+
 def own_batches(rank: int) -> list[Batch]:
     """64 of 64 samples: in fours they have the same six ids of a user, and an item each."""
     draw, found = np.random.default_rng(rank), []
@@ -168,6 +225,8 @@ def own_trainer() -> list[dict[str, Any]]:
     planner: Any = stack.planner()
     planner.every |= {"another"}  # one that it would not be for
     assert (priced, timed(stack)) == (not dist.get_rank(), False)
+    no_prices = [one.note for one in watched.forecasts() if one.unit == "bytes"]
+    assert dist.get_rank() or "no prices of table another" in no_prices[0]
     planner.every -= {"another"}
     return [one.values() for one in watched.forecasts()]
 
@@ -291,7 +350,11 @@ def test_of_hot_batches_that_are_watched_each_eighth_is_counted(
     monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     counted: list[Any] = []
-    monkeypatch.setattr(Facts, "look_at", lambda _, batch, features: counted.append(batch))
+
+    def look_at(_: Facts, batch: Any, features: Any, *, drawn: bool) -> None:
+        counted.extend([batch] * drawn)
+
+    monkeypatch.setattr(Facts, "look_at", look_at)
     own = own_batches(0)
     hot = own[:8] if first else own[::8]
     for batch in hot:

@@ -44,6 +44,9 @@ class TableProfiles:
         """The tables of which most ids that were counted are of no row."""
         self.alike = False
         """Whether all ranks counted the same batches."""
+        self.epoch = 0.0
+        """The number of batches, on all ranks, of the epoch from all over which the last profile
+        was counted; 0 if it is not of a whole epoch."""
 
     def can_be_made(self, context: Context) -> bool:
         """Whether a profile is there, or batches that could be counted."""
@@ -79,6 +82,7 @@ class TableProfiles:
     def forget_last(self) -> None:
         """Forget what was found for the last profile."""
         self._no_row, self._counted, self.strange, self.alike = {}, "", (), False
+        self.epoch = 0.0
         self.variable = self.weighted = frozenset()
 
     def profile(self, context: Context, tables: Mapping[str, ModelTable]) -> Profile:
@@ -113,6 +117,7 @@ class TableProfiles:
         self._tally = None  # so that its counters can be freed
         self._no_row, self._counted = dict(counts.no_row), counts.explain()
         self.variable, self.weighted, self.alike = counts.variable, counts.weighted, counts.alike
+        self.epoch = 0.0 if counts.in_order else counts.epoch
         profile = counts.profile()
         shares = counts.shares_of_no_row(profile)
         self.strange = tuple(name for name, share in shares.items() if share > 0.5)

@@ -127,6 +127,12 @@ class TierPlanner(TierPolicy, Proposes, Retiers, GivesNotices):
             if name in fused.difference(every) and may_be_row_wise(self.others, name)
         ]
 
+    @property
+    def counted_epoch(self) -> float:
+        """The number of batches, on all ranks, of the epoch that the last plan's forecasts are for;
+        0 if it is not known, as of a saved profile or a trainer's own loader."""
+        return self._profiles.epoch
+
     def explain(self) -> str:
         return "\n".join([*self._left.in_words(), self.explanation])
 

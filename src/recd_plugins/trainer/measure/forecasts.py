@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from recd_plugins.errors import listed
 from recd_plugins.planning.access.lookups import batch_lookups
 from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.planning.planner_bases import OrdersBatches
@@ -52,6 +53,9 @@ class Facts:
         """The rows of each tier, ascending, by table."""
         self._served: dict[str, np.ndarray[Any, Any]] = {}
         """The lookups of each table [3]: those that each of the two tiers serves, and all."""
+        self._drawn = False
+        """Whether they are of batches that were drawn; before the first of these, they are of each
+        batch, so that a run of a few steps says something."""
         self.batches = self.hot = 0
         """The number of trained batches, and of the hot ones among them."""
         self.ahead = KeptIds()
@@ -59,7 +63,7 @@ class Facts:
         self.came = KeptIds()
         """The ids of the trained batches."""
         self.hot_ahead: float | None = None
-        """The forecast share of hot batches; None without a forecast."""
+        """The share of batches that this rank forecasts to be hot; None without a forecast."""
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, for a run that is resumed."""
@@ -70,6 +74,7 @@ class Facts:
             "came": self.came,
             "hot_ahead": self.hot_ahead,
             "served": {name: counts.tolist() for name, counts in self._served.items()},
+            "drawn": self._drawn,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -78,6 +83,7 @@ class Facts:
         self.ahead, self.came = KeptIds(*state["ahead"]), KeptIds(*state["came"])
         self.hot_ahead = state["hot_ahead"]
         self._served = {name: np.array(counts) for name, counts in state["served"].items()}
+        self._drawn = state["drawn"]
 
     def beside(
         self,
@@ -96,7 +102,6 @@ class Facts:
         """
         names, ranks = sorted(self._rows()), dist.get_world_size(self._stack.group)
         mine = [self.batches, self.hot, *self.ahead, *self.came]
-        mine += [float(self.hot_ahead is not None), self.hot_ahead or 0.0]
         for name in names:
             mine += self._served.get(name, np.zeros(3)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=device)
@@ -104,14 +109,20 @@ class Facts:
         batches, hot, *rest = every.tolist()
         fields = len(self.ahead)
         ahead, came = (KeptIds(*rest[at : at + fields]) for at in (0, fields))
-        known, share, *served = rest[2 * fields :]
+        served = rest[2 * fields :]
+        # A rank takes the others to be like itself, but where each has a time of its own, a window
+        # has as many hot batches as the rank with the fewest hot samples fills.
+        own = math.inf if self.hot_ahead is None else self.hot_ahead
+        least = torch.tensor(own, dtype=torch.float64, device=device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._stack.group)
+        share = float(least)
         return [
-            *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True))),
+            *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True)), batches),
             *self._bytes(traffic, dense),
             *_dedupe(ahead, came),
             *self._time(parts),
             *self._step(step_ms),
-            *self._hot_batches(batches / ranks, hot / ranks, share / known if known else None),
+            *self._hot_batches(batches / ranks, hot / ranks, None if math.isinf(share) else share),
         ]
 
     def _rows(self) -> Mapping[str, Any]:
@@ -126,11 +137,18 @@ class Facts:
     def _tier_plan(self) -> TierPlan | None:
         return None if self._of_tiers is None else self._of_tiers.tier_plan
 
-    def look_at(self, batch: Any, features: FeaturesOf | None = None) -> None:
-        """Count a batch's lookups by the tier that serves them."""
+    def look_at(
+        self, batch: Any, features: FeaturesOf | None = None, *, drawn: bool = True
+    ) -> None:
+        """Count a batch's lookups by the tier that serves them, if it was `drawn` (`is_counted`),
+        or as long as none was."""
+        if self._drawn and not drawn:
+            return
         rows, plan = self._rows(), self._tier_plan
         if not rows or plan is None:
             return
+        if drawn and not self._drawn:
+            self._served, self._drawn = {}, True
         if plan is not self._plan:
             self._plan = plan
             self._tiers = {
@@ -143,11 +161,16 @@ class Facts:
             hits = [_within(ids, tier) for tier in self._tiers[name]]
             self._served[name] = self._served.get(name, np.zeros(3)) + np.array([*hits, len(ids)])
 
-    def _coverage(self, served: Mapping[str, Any]) -> Iterator[Beside]:
+    def _coverage(self, served: Mapping[str, Any], trained: float) -> Iterator[Beside]:
+        """The shares of lookups that tiers `served`, beside those that were forecast; all ranks
+        have `trained` so many batches."""
         planner, plan = self._of_tiers, self._tier_plan
         if planner is None or plan is None:
             return
-        report = planner.report
+        report, epoch = planner.report, planner.counted_epoch
+        part = trained / epoch if 0 < trained < epoch else 1.0
+        """The share of the epoch that was forecast which was trained."""
+        whole = ", forecast for a whole epoch" if part < 1 else ""
         for name, (hot, warm, every) in served.items():
             if not every:
                 continue
@@ -165,17 +188,18 @@ class Facts:
                     continue
                 sketched = ", sketched: no interval" if table.table.rows.error else ""
                 one = Beside(
-                    what=f"{name}: lookups that {tier} serves{sketched}",
+                    what=f"{name}: lookups that {tier} serves{sketched}{whole}",
                     unit="share",
                     forecast=float(table.entries[tier].share),
                     interval=table.interval(tier),
                     fact=float(count / every),
                 )
-                why = self._why_served(one, by_file=planner.profile_path is not None)
+                why = self._why_served(one, part, by_file=planner.profile_path is not None)
                 yield dataclasses.replace(one, note=why) if one.parted else one
 
-    def _why_served(self, one: Beside, *, by_file: bool) -> str:
-        """Why a tier serves another share than was forecast, `by_file` from a saved profile."""
+    def _why_served(self, one: Beside, part: float, *, by_file: bool) -> str:
+        """Why a tier serves another share than was forecast, `by_file` from a saved profile, in
+        this `part` of the epoch that was forecast."""
         if by_file:
             return (
                 "the profile is of other batches: profile anew, without it or by recd data profile"
@@ -183,6 +207,11 @@ class Facts:
         retiers = self._stack.registry.train.retier_every
         if retiers:
             return "replicas moved to other rows while training: the forecast is of the first plan"
+        if part < 1:
+            return (
+                f"{part:.1%} of an epoch was trained, and other rows are hot there than in all of "
+                "it: the plan is for the whole epoch. To compare it, train one (train.steps)"
+            )
         if one.fact < (one.forecast or 0.0):
             return (
                 "other rows are hot than those that were counted: move replicas while training "
@@ -200,17 +229,28 @@ class Facts:
         ledger = planner.report.ledger
         return ledger if planner.every <= ledger.tables.keys() else None
 
+    @property
+    def _left(self) -> list[str]:
+        """The tables of which a plan has no prices, if it has any of others."""
+        planner = self._of_tiers
+        if planner is None or planner.report is None:
+            return []
+        return sorted(planner.every - planner.report.ledger.tables.keys())
+
     def _bytes(self, traffic: Mapping[str, float], dense: float) -> Iterator[Beside]:
         """The bytes of all collectives: those of tables, and those of `dense` gradients."""
-        ledger = self._whole_ledger
-        if ledger is None or not traffic:
+        ledger, came = self._whole_ledger, sum(traffic.values())
+        what = f"bytes of collectives, a rank and step ({', '.join(traffic)})"
+        if ledger is None:
+            if traffic and (left := self._left):
+                note = f"the plan has no prices of {listed(left, kind='table')}: nobody could say"
+                note += " the bytes of all"
+                yield Beside(what=what, unit="bytes", forecast=None, fact=came, note=note)
             return
-        one = Beside(
-            what=f"bytes of collectives, a rank and step ({', '.join(traffic)})",
-            unit="bytes",
-            forecast=ledger.handed_over + dense,
-            fact=sum(traffic.values()),
-        )
+        if not traffic:
+            return
+        forecast = ledger.handed_over + dense
+        one = Beside(what=what, unit="bytes", forecast=forecast, fact=came)
         note = (
             "what tables exchange was priced for other batches: see where coverage and dedupe "
             "factor part; those of the first step's plan, and of some steps alone, are compared"
@@ -311,13 +351,15 @@ def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
     elif ahead.interval is None:
         share, note = ", hardly known", "this reader could read too few batches ahead to say it"
     else:
-        share = ", forecast by the first batches"
+        note = (
+            "samples that share ids do not come together as in the batches that were read first: "
+        )
         if math.isfinite(ahead.of):
             share = f", forecast by {ahead.batches / ahead.of:.0%} of the batches"
-        note = (
-            "samples of a session do not come together as in the batches that were read first: "
-            "cluster the table (etl: cluster_by_session) and set reader.sessions: whole"
-        )
+            note += "cluster the table (etl: cluster_by_session) and set reader.sessions: whole"
+        else:
+            share = ", forecast by the first batches"
+            note += "have the loader keep the samples of a session together, all the way"
     one = Beside(
         what=f"dedupe factor{share}",
         unit="factor",
@@ -390,8 +432,8 @@ class ForecastMeter(Callback):
         facts.hot += batch.hot
         if hasattr(batch.dedup, "id_counts"):
             facts.came = facts.came.plus(KeptIds.each([batch.dedup.id_counts()]))
-        if is_counted(facts.hot if batch.hot else facts.batches - facts.hot, hot=bool(batch.hot)):
-            facts.look_at(batch)
+        number = facts.hot if batch.hot else facts.batches - facts.hot
+        facts.look_at(batch, drawn=is_counted(number, hot=bool(batch.hot)))
 
     def state_dict(self) -> dict[str, Any]:
         return self._facts.state_dict()

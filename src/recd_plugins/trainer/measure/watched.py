@@ -102,9 +102,9 @@ class WatchedBatches(WrappedLoader):
             counts = [part.id_counts() for part in deduplicated]
             self._ids.append((sum(n for n, _ in counts), sum(k for _, k in counts)))
         self._hot += (hot := is_hot(parts))
-        if is_counted(self._hot if hot else self._seen - self._hot, hot=hot):
-            self._facts = self._facts or Facts(self._stack)
-            self._facts.look_at(batch, self._features)
+        drawn = is_counted(self._hot if hot else self._seen - self._hot, hot=hot)
+        self._facts = self._facts or Facts(self._stack)
+        self._facts.look_at(batch, self._features, drawn=drawn)
 
     def _step_begins(self) -> None:
         due = self._seen >= FILLING and self._seen % SPACING == FILLING
