@@ -173,16 +173,16 @@ def test_as_many_batches_are_forecast_to_be_hot_as_the_rank_with_the_fewest_fill
     assert (hot["unit"], hot["forecast"], hot["fact"], hot["note"]) == ("batches", 16, 16, "")
 
 
-def own_batches(rank: int) -> list[Batch]:
-    """64 of 64 samples: in fours they have the same six ids of a user, and an item each."""
+def own_batches(rank: int, ids: int = 6) -> list[Batch]:
+    """64 of 64 samples: in fours they have the same `ids` of a user, and an item each."""
     draw, found = np.random.default_rng(rank), []
     for _ in range(64):
-        users = (2000 ** draw.random((16, 6))).astype(int).repeat(4, 0)
+        users = (2000 ** draw.random((16, ids))).astype(int).repeat(4, 0)
         items = (2000 ** draw.random(64)).astype(int)
         kjt = KeyedJaggedTensor(
             ["user", "item"],
             torch.from_numpy(np.concatenate([users.ravel(), items]) - 1),
-            lengths=torch.tensor([6] * 64 + [1] * 64),
+            lengths=torch.tensor([ids] * 64 + [1] * 64),
         )
         found.append(Batch(torch.rand(64, 2), kjt, torch.randint(0, 2, (64,))))
     return found
@@ -206,7 +206,8 @@ def own_trainer() -> list[dict[str, Any]]:
     ]
     bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
     model = stack.adapt(DLRMTrain(DLRM(bags, 2, [8, 8], [8, 1])))
-    batches = list(map(stack.converting(), own_batches(dist.get_rank())))
+    convert = stack.converting()
+    batches = list(map(convert, own_batches(dist.get_rank())))
     plan = stack.plan(model, batches=batches)
     device = torch.device("cpu")
     sharded = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
@@ -228,6 +229,15 @@ def own_trainer() -> list[dict[str, Any]]:
     no_prices = [one.note for one in watched.forecasts() if one.unit == "bytes"]
     assert dist.get_rank() or "no prices of table another" in no_prices[0]
     planner.every -= {"another"}
+    grown = Facts(stack)
+    for batch in map(convert, own_batches(dist.get_rank(), ids=9)):
+        grown.look_at(batch)
+    parted = [one for one in grown.beside(device, traffic={}, dense=0.0, parts={}) if one.parted]
+    if not dist.get_rank():
+        (longer,) = parted
+        assert longer.what == "t_user: lookups of a sample"
+        assert (longer.forecast, longer.fact) == (pytest.approx(6 / 4, rel=0.02), 9 / 4)
+        assert "as where lists grow" in longer.note
     return [one.values() for one in watched.forecasts()]
 
 

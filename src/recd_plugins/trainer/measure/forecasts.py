@@ -52,7 +52,8 @@ class Facts:
         self._tiers: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
         """The rows of each tier, ascending, by table."""
         self._served: dict[str, np.ndarray[Any, Any]] = {}
-        """The lookups of each table [3]: those that each of the two tiers serves, and all."""
+        """[4] of each table: the lookups that each of the two tiers serves, all lookups, and the
+        samples that made them."""
         self._drawn = False
         """Whether they are of batches that were drawn; before the first of these, they are of each
         batch, so that a run of a few steps says something."""
@@ -103,7 +104,7 @@ class Facts:
         names, ranks = sorted(self._rows()), dist.get_world_size(self._stack.group)
         mine = [self.batches, self.hot, *self.ahead, *self.came]
         for name in names:
-            mine += self._served.get(name, np.zeros(3)).tolist()
+            mine += self._served.get(name, np.zeros(4)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=device)
         dist.all_reduce(every, group=self._stack.group)
         batches, hot, *rest = every.tolist()
@@ -117,7 +118,7 @@ class Facts:
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._stack.group)
         share = float(least)
         return [
-            *self._coverage(dict(zip(names, np.reshape(served, (-1, 3)), strict=True)), batches),
+            *self._coverage(dict(zip(names, np.reshape(served, (-1, 4)), strict=True)), batches),
             *self._bytes(traffic, dense),
             *_dedupe(ahead, came),
             *self._time(parts),
@@ -159,7 +160,8 @@ class Facts:
         for name, part in rows.items():
             ids = np.concatenate([lookups[feature] for feature in part.features])
             hits = [_within(ids, tier) for tier in self._tiers[name]]
-            self._served[name] = self._served.get(name, np.zeros(3)) + np.array([*hits, len(ids)])
+            counts = np.array([*hits, len(ids), lookups.samples], dtype=np.float64)
+            self._served[name] = self._served.get(name, np.zeros(4)) + counts
 
     def _coverage(self, served: Mapping[str, Any], trained: float) -> Iterator[Beside]:
         """The shares of lookups that tiers `served`, beside those that were forecast; all ranks
@@ -171,7 +173,11 @@ class Facts:
         part = trained / epoch if 0 < trained < epoch else 1.0
         """The share of the epoch that was forecast which was trained."""
         whole = ", forecast for a whole epoch" if part < 1 else ""
-        for name, (hot, warm, every) in served.items():
+        for name, (hot, warm, every, samples) in served.items():
+            if not samples:
+                continue
+            if report is not None and name in report.ledger.tables:
+                yield from self._lookups(name, every / samples, part)
             if not every:
                 continue
             if report is None or name not in report.ledger.tables:
@@ -196,6 +202,23 @@ class Facts:
                 )
                 why = self._why_served(one, part, by_file=planner.profile_path is not None)
                 yield dataclasses.replace(one, note=why) if one.parted else one
+
+    def _lookups(self, name: str, fact: float, part: float) -> Iterator[Beside]:
+        """The ids that a sample looks up in a table, where these are more or fewer than those of
+        the batches that were counted: then a step exchanges more or fewer rows, however large a
+        share of them each tier serves."""
+        assert self._of_tiers is not None  # it has a report
+        assert self._of_tiers.report is not None
+        rows = self._of_tiers.report.ledger.tables[name].table.rows
+        whole = ", forecast for a whole epoch" if part < 1 else ""
+        what = f"{name}: lookups of a sample{whole}"
+        one = Beside(what=what, unit="factor", forecast=float(rows.lookups), fact=float(fact))
+        note = (
+            "samples look up more or fewer ids than those that were counted, as where lists grow "
+            "in the course of a log: count batches of all times"
+        )
+        if one.parted:
+            yield dataclasses.replace(one, note=note)
 
     def _why_served(self, one: Beside, part: float, *, by_file: bool) -> str:
         """Why a tier serves another share than was forecast, `by_file` from a saved profile, in
@@ -252,8 +275,9 @@ class Facts:
         forecast = ledger.handed_over + dense
         one = Beside(what=what, unit="bytes", forecast=forecast, fact=came)
         note = (
-            "what tables exchange was priced for other batches: see where coverage and dedupe "
-            "factor part; those of the first step's plan, and of some steps alone, are compared"
+            "what tables exchange was priced for other batches: see where lookups, coverage and "
+            "dedupe factor part; those of the first step's plan, and of some steps alone, are "
+            "compared"
         )
         yield dataclasses.replace(one, note=note) if one.parted else one
 
