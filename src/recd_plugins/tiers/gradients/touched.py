@@ -24,6 +24,7 @@ from recd_plugins.tiers.peers import Nodes
 __all__ = [
     "Touched",
     "TouchedByNode",
+    "TouchedCounts",
     "TouchedRows",
     "exchange_touched",
     "exchange_touched_by_node",
