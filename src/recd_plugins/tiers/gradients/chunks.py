@@ -239,14 +239,14 @@ def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChu
     counts = TouchedCounts.of(touched) if touched.counts is None else touched.counts
     longest = max(map(len, counts.rows))
     count = -(-longest // width)
-    mine, theirs, nodes = (
-        [[0, total][: count + 1] for total in totals]
-        for totals in (counts.mine, counts.by_rank, counts.by_node)
-    )  # what anybody touched is in one chunk
+    parts = touched.mine, touched.by_rank, touched.by_node
     if count > 1:
-        parts = touched.mine, touched.by_rank, touched.by_node
-        before = iter(_before_each_chunk(parts, counts.rows, own_share, count, width))
-        mine, theirs, nodes = ([*islice(before, len(bits))] for bits in parts)
+        before = _before_each_chunk(parts, counts.rows, own_share, count, width)
+    else:  # one chunk has all that anybody touched
+        totals = [*counts.mine, *counts.by_rank, *counts.by_node]
+        before = [[0, total][: count + 1] for total in totals]
+    each = iter(before)
+    mine, theirs, nodes = ([*islice(each, len(bits))] for bits in parts)
     return _FoundChunks(longest, np.empty((0, 0), np.int64), counts.rows, mine, theirs, nodes)
 
 
