@@ -12,15 +12,20 @@ import pytest
 from drawn import FEW
 from hypothesis import Phase, settings
 
+from recd_plugins.hooks.process_state import OF_RANKS
+from recd_plugins.launch.environment import AGENTS_STORE, TASKS, TASKS_PER_NODE
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.launch.machine_memory import machine_memory
 from recd_plugins.testing.gloo import PRELOADED_FOR_TESTS
 
 # Where colours are asked for, as on GitHub, options come out with codes between their letters;
-# where a terminal is narrow, lines end elsewhere; and a proxy that is for the web would be asked
-# for pages of this machine.
+# where a terminal is narrow, lines end elsewhere; a proxy that is for the web would be asked for
+# pages of this machine, and gRPC takes https_proxy for calls in the clear as well; and what a shell
+# has from a job would make each `recd train` a rank that waits for others.
 COLOURS = ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS")
-for name in (*COLOURS, "COLUMNS", "LINES", "http_proxy", "HTTP_PROXY"):
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+OF_A_JOB = (*OF_RANKS, AGENTS_STORE, TASKS, TASKS_PER_NODE)
+for name in (*COLOURS, "COLUMNS", "LINES", *PROXIES, *map(str.upper, PROXIES), *OF_A_JOB):
     os.environ.pop(name, None)
 
 # Beside other workers, threads of one worker wait for each other more than they compute; and those

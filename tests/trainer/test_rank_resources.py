@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import resource
 import socket
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import torch
+import torch.distributed as dist
 from probe_plugin import probe_registry
 
 from recd_plugins import load
 from recd_plugins.errors import CapabilityError
 from recd_plugins.launch.environment import rank_environment
 from recd_plugins.launch.machine_cores import cores_of_each
+from recd_plugins.trainer import process_group as process_group_module
 from recd_plugins.trainer.process_group import process_group
 
 
@@ -56,6 +60,31 @@ def test_a_rank_whose_place_to_meet_is_taken_says_so(
             process_group(load(probe_registry(tmp_path))),
         ):
             pass
+
+
+def test_a_rank_that_waits_long_for_others_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a shell has the variables of an earlier job, whose other ranks never come."""
+    others_came = threading.Event()
+
+    def meet(backend: str) -> None:
+        others_came.wait(300)
+        raise dist.DistError("they did not come")
+
+    def note(message: str, category: type[Warning]) -> None:
+        said.append(message)
+        others_came.set()
+
+    said: list[str] = []
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    monkeypatch.setattr(process_group_module, "LONG", 0.01)
+    monkeypatch.setattr(warnings, "warn", note)
+    with pytest.raises(CapabilityError), process_group(load(probe_registry(tmp_path))):
+        pass
+    (one,) = said
+    assert "this is rank 0 of 1 rank" in one
+    assert "unset RANK" in one
 
 
 def test_a_rank_opens_as_many_files_as_it_may(tmp_path: Path) -> None:

@@ -15,11 +15,16 @@ import torch.distributed as dist
 from recd_plugins.errors import CapabilityError, so_many, without_frames
 from recd_plugins.launch.environment import check_rank
 from recd_plugins.launch.first_failure import left_failures
+from recd_plugins.notices import noticed_if_long
 from recd_plugins.registry.capability import check_gpus
 from recd_plugins.stack import Stack
 from recd_plugins.trainer.elastic import attempt_store
 
 __all__ = ["process_group"]
+
+LONG = 30.0
+"""Seconds after which a rank says whom it waits for, as variables of an earlier job that a shell
+still has would have it wait half an hour."""
 
 
 @contextmanager
@@ -42,22 +47,34 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         if (store := attempt_store(settings.hang_after)) is None:
-            dist.init_process_group(backend)
+            with noticed_if_long(LONG, _waits(rank, world_size)):
+                dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     except dist.DistError as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise CapabilityError(
             f"RANK is set, so this is rank {rank} of {so_many(world_size, 'rank')}, which do not "
-            f"meet at {where} ({without_frames(error)}). Start all of them, as torchrun does, with "
-            "a host that all reach and a free port (MASTER_ADDR, MASTER_PORT); or unset RANK, and "
-            "the ranks of this machine are started here."
+            f"meet at {_where()} ({without_frames(error)}). Start all of them, as torchrun does, "
+            "with a host that all reach and a free port (MASTER_ADDR, MASTER_PORT); or unset RANK, "
+            "and the ranks of this machine are started here."
         ) from error
     try:
         with left_failures():
             yield device
     finally:
         dist.destroy_process_group()
+
+
+def _where() -> str:
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
+def _waits(rank: int, world_size: int) -> str:
+    return (
+        f"RANK is set, so this is rank {rank} of {so_many(world_size, 'rank')}, and has waited "
+        f"{LONG:.0f} s to meet the others at {_where()}. If the variables are left from another "
+        "job, unset RANK, and the ranks of this machine are started here."
+    )
 
 
 def _open_as_many_files_as_allowed() -> None:
