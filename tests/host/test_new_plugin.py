@@ -27,6 +27,9 @@ def run_tests(folder: Path, *arguments: str, path: str = "") -> str:
     """What pytest prints, in a process of its own; its tests must pass."""
     path = f"{path}:{os.environ.get('PYTHONPATH', '')}"
     options = ["-q", "-p", "no:cacheprovider", *arguments]
+    # Nothing of a conftest.py or pytest.ini of a folder above.
+    own = folder / "pyproject.toml"
+    options += ["--rootdir=.", "--confcutdir=.", "-c", str(own) if own.exists() else os.devnull]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the host was imported before
     done = run_module("pytest", *options, folder=folder, environment={"PYTHONPATH": path})
     assert done.code == 0, done.out + done.err
