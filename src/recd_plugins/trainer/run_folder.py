@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,16 @@ OF_A_RUN = ("metrics.jsonl", "summary.json", "checkpoints", "tensorboard")
 def check_is_run(run: Path, option: str = "train.run") -> None:
     """`RegistryError` if the folder that `option` names exists and is not a run's, or if none can
     be made; it is left as it is."""
+    encoding = sys.getfilesystemencoding()
+    if (
+        encoding != "utf-8"
+        and len({str(run).encode(one, "surrogateescape") for one in (encoding, "utf-8")}) > 1
+    ):
+        raise RegistryError(
+            f"{option}: {run} would become folders of two names, as names are written in "
+            f"{encoding} here, but in UTF-8 by TensorBoard. Name it in ASCII; or have the variable "
+            "PYTHONUTF8 be 1, or LC_ALL a locale of UTF-8, as C.UTF-8."
+        )
     here = Path.cwd()
     if Path(os.path.realpath(run)) in (here, *here.parents):
         raise RegistryError(
