@@ -58,7 +58,7 @@ def test_a_files_name_stays_in_its_comment(tmp_path: Path, odd: str) -> None:
     plain = proposed(write(tmp_path / "clicks.csv", clicks())).schema
     found = proposed(write(tmp_path / odd / "clicks.csv", clicks()))
     assert found.schema == plain
-    assert found.text.isascii()
+    assert found.text.replace(str(tmp_path), "").isascii()
 
 
 def test_what_a_column_is_stands_beside_it(tmp_path: Path) -> None:
