@@ -147,6 +147,7 @@ def test_a_run_that_may_save_no_further_checkpoint_does_not_go_on() -> None:
         run = Path(folder) / "run"
         (run / "checkpoints/step-00000010").mkdir(parents=True)
         Path(folder).chmod(0o755)
+        run.chmod(0o755)  # which umask may have left to one user
         check_resumable(run)
         (run / "checkpoints").chmod(0o555)
         mine = os.geteuid()

@@ -414,7 +414,10 @@ def test_the_command_has_what_the_run_was_started_with(
         done = CliRunner().invoke(app, [*source, "--registry", str(given)])
         assert done.exit_code == 0, done.output
         command = shlex.split(done.stdout.splitlines()[-1])
-        assert command[:7] == [*"recd train --resume --ranks 1 --registry".split(), str(given)]
+        assert command[:7] == [
+            *["recd", "train", "--resume", "--ranks", "1", "--registry"],
+            str(given),
+        ]
         made = load(given, command[7:]).registry.source.values
         before = json.loads((folder / name / "job.json").read_text())["registry"]
         assert made.pop("train") == {
