@@ -130,7 +130,10 @@ def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(
         ),
     ],
 )
-def test_an_option_that_does_nothing_is_refused(line: str, says: str) -> None:
+def test_an_option_that_does_nothing_is_refused(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     refused = CliRunner().invoke(app, line.split())
     assert refused.exit_code == 2
     assert says in refused.stderr
@@ -259,7 +262,9 @@ def test_what_is_printed_to_a_full_disk_is_a_message(tmp_path: Path) -> None:
     with open(theirs, "w") as unread:
         done = subprocess.run(told, stdout=unread, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
-    closed = subprocess.run(["sh", "-c", '"$@" >&-', "", *told], stderr=subprocess.PIPE, text=True)
+    closed = subprocess.run(
+        ["/bin/sh", "-c", '"$@" >&-', "", *told], stderr=subprocess.PIPE, text=True
+    )
     assert closed.stderr == ""
 
 

@@ -102,7 +102,9 @@ def test_strict_is_said_in_the_registry() -> None:
         rp.load({"strict": "yes please"})
 
 
-def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_key_with_nothing_behind_it_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was commented out below it is not what trains."""
     path = tmp_path / "registry.yaml"
     path.write_text("plugins: []\nsharding:\n  # use: flexshard\ndedup:  # later\ncache: null\n")
@@ -152,6 +154,7 @@ def test_a_key_with_nothing_behind_it_is_told_with_its_line(tmp_path: Path) -> N
         )
     path.write_text("plugins: [recd_dlrm]\ndataset: {use: random, samples: 64}\n"
                     "model: {use: dlrm}\nsharding:\nstrict: true\n")  # fmt: skip
+    monkeypatch.chdir(tmp_path)  # the picture's place
     told = CliRunner().invoke(app, ["plan", "-r", str(path)])
     assert (told.exit_code, "sharding has nothing behind it" in told.stderr) == (2, True)
 

@@ -651,7 +651,8 @@ def test_an_import_says_how_much_its_vocabularies_do_not_know(tmp_path: Path) ->
     again = tmp_path / "t" / "schema.yaml"
     told = recd("data", "import", path, tmp_path / "next", "--schema", again)
     assert "item: the vocabulary does not know 25% of its values, which share" in told
-    assert "know" not in recd("data", "import", path, tmp_path / "all", "--schema", file)
+    told = recd("data", "import", path, tmp_path / "all", "--schema", file)
+    assert "does not know" not in told
 
 
 def test_values_that_num_ids_cut_are_no_news_of_the_test_rows(tmp_path: Path) -> None:
@@ -664,7 +665,7 @@ def test_values_that_num_ids_cut_are_no_news_of_the_test_rows(tmp_path: Path) ->
     file = text(tmp_path / "schema.yaml", json.dumps(schema))
     told = recd("data", "import", path, tmp_path / "t", "--schema", file, "--split-by", "hash:user")
     assert "values have no id of their own" in told
-    assert "know" not in told
+    assert "does not know" not in told
     again = tmp_path / "t" / "schema.yaml"
     told = recd("data", "import", path, tmp_path / "next", "--schema", again)
     assert "does not know 40% of its values, which" in told

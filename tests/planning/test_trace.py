@@ -105,7 +105,7 @@ def test_every_ranks_share_is_counted_or_one(folder: Path) -> None:
         total = sum(one["rows"][name]["lookups"] * one["samples"] for one in each)
         assert rows["lookups"] * everyone["samples"] == pytest.approx(total)
         assert rows["looked_up"] >= max(one["rows"][name]["looked_up"] for one in each)
-    refused = run(folder, "data", "profile", "--rank", "2")
+    refused = run(folder, "data", "profile", "--rank", "2", "--save", str(folder / "p"))
     assert "--rank: there is no rank 2 of 2" in refused.stderr
 
 
@@ -138,7 +138,8 @@ def test_a_trace_is_profiled_for_the_models_tables_and_planned_with(folder: Path
         assert run(folder, "plan", f"sharding.profile={saved}").exit_code == 0
 
     def refused(*arguments: str) -> str:
-        result = run(folder, "data", "profile", "--trace", str(folder / "small.npz"), *arguments)
+        trace = ("--trace", str(folder / "small.npz"), "--save", str(saved))
+        result = run(folder, "data", "profile", *trace, *arguments)
         assert result.exit_code == 2
         return result.stderr
 
