@@ -189,8 +189,7 @@ while not Path("NAME-ends").exists():
 sys.exit(7)
 """
 STOPPED = """
-import os
-import signal
+import subprocess
 from multiprocessing import forkserver
 from pathlib import Path
 from recd_plugins.compat.copied_server import copy_as_fork_server
@@ -207,8 +206,8 @@ if COPY:
     assert copy_as_fork_server()
 first = started("first")
 for pid in (first.pid, forkserver._forkserver._forkserver_pid):
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        os.kill(pid, stop)
+    for name in ("-INT", "-TERM"):
+        subprocess.run(["/bin/sh", "-c", f"kill {name} {pid}"], check=True)
 second = started("second")
 Path("first-ends").touch()
 second.terminate()
