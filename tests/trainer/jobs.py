@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,8 +86,13 @@ def ranks_of(job: Forked) -> list[int]:
 
 def children(pid: int) -> list[int]:
     """The processes that a process started, first to last."""
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    return [int(child) for child in found.stdout.split()]
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                found.append((int(fields[19]), int(stat.parent.name)))
+    return [child for _, child in sorted(found)]
 
 
 def below(pid: int) -> list[int]:
