@@ -14,22 +14,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from on_disk import on_disk
 
 from recd_plugins.errors import CapabilityError
 from recd_plugins.planning.cluster import measured_disk
 from recd_plugins.planning.cluster.measured_disk import mapped_row_ns
 from recd_plugins.planning.cluster.measured_topology import measure_topology
 from recd_plugins.testing.gloo import GlooPool
-from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
-
-
-def need_a_disk(folder: Path) -> None:
-    if (kind := file_system(folder)) in IN_MEMORY:
-        pytest.skip(f"needs a temporary folder on a disk; {folder} lies on {kind}")
 
 
 def test_pages_leave_memory_and_no_file_stays(tmp_path: Path) -> None:
-    need_a_disk(tmp_path)
+    on_disk(tmp_path)
     assert 0 <= mapped_row_ns(tmp_path) < math.inf
     assert list(tmp_path.iterdir()) == []
 
@@ -78,7 +73,7 @@ def refused(folder: Path) -> str:
 
 
 def test_where_one_rank_has_no_folder_all_end(gloo_pool: GlooPool, tmp_path: Path) -> None:
-    need_a_disk(tmp_path)
+    on_disk(tmp_path)
     first, second = gloo_pool.run(refused, tmp_path)
     assert "another rank cannot measure the disk" in first
     assert "absent: no file of 32 MiB can be written and read there (No such file" in second

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from on_disk import on_disk
 from torch import nn
 from trio import in_mapped_files
 
@@ -30,7 +31,6 @@ from recd_plugins.testing.parity import (
     reference_of,
     train_on,
 )
-from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system
 
 STEPS = 4
 FEATURES = [
@@ -195,8 +195,7 @@ def test_hot_batches_come_through_the_stack_and_train_alike(
 
 @in_mapped_files
 def test_tables_in_mapped_files_train_alike(gloo_pool: GlooPool, folder: Path) -> None:
-    if (kind := file_system(folder)) in IN_MEMORY:
-        pytest.skip(f"needs a temporary folder on a disk; {folder} lies on {kind}")
+    on_disk(folder)
     values = registry(folder, "sequences", topology={"host_memory_gb": 1e-3})
     check_parity(
         gloo_pool,

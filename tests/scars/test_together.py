@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from on_disk import on_disk
 from torch import nn
 from trio import in_mapped_files
 
@@ -126,6 +127,8 @@ def check_alike(
 def test_all_that_one_registry_can_have_trains_alike(
     gloo_pool: GlooPool, tmp_path: Path, model: str, slots: dict[str, Any]
 ) -> None:
+    if slots.get("cache", {}).get("home") == "mapped":
+        on_disk(tmp_path)
     values = registry(tmp_path, model, **slots)
     load(values).prepare()
     (first, tiers, why), (second, same, _) = gloo_pool.run(ordered, values)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from on_disk import on_disk
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
@@ -25,7 +26,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.registry.settings import OptimizerSettings
 from recd_plugins.testing.arrange import BySharding
 from recd_plugins.testing.gloo import GlooPool, RanksFailed
-from recd_plugins.tiers.mapped_tables import IN_MEMORY, file_system, mapped
+from recd_plugins.tiers.mapped_tables import mapped
 from recd_plugins.trainer.checkpoints import storage
 from recd_plugins.trainer.checkpoints.job_tensors import fill
 from recd_plugins.trainer.checkpoints.storage import (
@@ -222,9 +223,7 @@ def owned() -> int:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    if (kind := file_system(tmp_path)) in IN_MEMORY:
-        pytest.skip(f"needs a temporary folder on a disk; {tmp_path} lies on {kind}")
-    (tmp_path / "checkpoint").mkdir()
+    (on_disk(tmp_path) / "checkpoint").mkdir()
     return tmp_path
 
 
