@@ -43,7 +43,7 @@ def test_a_trainer_of_ones_own_has_its_forecasts_by_nccl(monkeypatch: pytest.Mon
         assert len(list(batches)) == 2
         with EmulatedCuda():
             batches.lines()
-        assert [one.is_cuda for one in handed] == [True, True]
+        assert [one.is_cuda for one in handed] == [True, True, True]
     finally:
         dist.destroy_process_group()
 
