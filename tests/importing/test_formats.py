@@ -203,7 +203,7 @@ def test_a_packed_file_that_is_cut_short_is_named_with_a_cure_that_works(
         rows_of(cut)
     (command,) = re.findall(r"may be incomplete: (.*)", str(told.value))
     if shutil.which(command.split()[0]) is None:
-        return
+        pytest.skip(f"{command.split()[0]}, which the advice names, is not there to try it")
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, capture_output=True)
     rows = rows_of(plain)
     assert 10_000 < len(rows) < 80_000

@@ -414,7 +414,7 @@ def test_ratings_below_a_line_of_their_film_are_refused(tmp_path: Path) -> None:
     cure = told.partition("each line below: ")[2].strip()
     assert cure.startswith("awk '")
     if shutil.which("awk") is None:
-        return
+        pytest.skip("awk, which the advice names, is not there to try it")
     subprocess.run(cure, shell=True, check=True, cwd=tmp_path)
     assert (tmp_path / "c.csv").read_text().splitlines() == [
         "1,7,3,2005-09-06", "1,9,5,2005-05-13", "2,7,4,2004-01-02",

@@ -75,7 +75,7 @@ def test_what_is_no_table_is_told_with_a_cure_that_works(
         survey(foreign_files([path]))
     command = str(told.value).rpartition(": ")[2]
     if shutil.which(command.split()[0]) is None:  # jq
-        return
+        pytest.skip(f"{command.split()[0]}, which the advice names, is not there to try it")
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
     (made,) = {*tmp_path.iterdir()} - {path}
     assert len(foreign_files([made])[0].names) == 2

@@ -331,7 +331,7 @@ def test_lines_of_libsvm_are_refused_with_a_cure_that_works(
     assert f"is {what}, a label and" in told
     (command,) = re.findall(r"sed -E .*", told)
     if shutil.which("sed") is None:
-        return
+        pytest.skip("sed, which the advice names, is not there to try it")
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True)
     options = ("--names", "label,features")
     recd("data", "import", tmp_path / "train.tsv", tmp_path / "t", *options)

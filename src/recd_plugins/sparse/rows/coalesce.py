@@ -51,7 +51,7 @@ def coalesce(ids: Tensor) -> Coalesced:
 
 def coalesce_parts(ids: Tensor, lengths: Sequence[int]) -> CoalescedParts:
     """The different ids among the first `lengths[0]` of ids [N], int32 or int64, and so on; on the
-    CPU. One call for all parts takes a fifth of the time of a call for each, if these are small."""
+    CPU. For 26 parts of 300 ids, one call takes a sixth of the time of a call for each."""
     unique, counts, inverse_lookup = _coalesce_parts(
         ids.contiguous().numpy(), np.array(lengths, np.int64)
     )

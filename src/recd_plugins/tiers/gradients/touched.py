@@ -165,8 +165,8 @@ class TouchedRows(NamedTuple):
         """Those of each chunk of the rows, from one of `firsts` to the next. A GPU is waited for
         once if there are several chunks."""
         bits, counted = touched.by_node, touched.counts
-        if counted is not None and len(firsts) <= 2:
-            return [cls(bits, counted)][: len(firsts) - 1]
+        if counted is not None and len(firsts) == 2:
+            return [cls(bits, counted)]
         parts = [bits[:, first:last] for first, last in pairwise(firsts)]
         sums = [part.sum(1) for part in parts]
         counts: list[list[int]] = torch.stack(sums).tolist() if sums else []
