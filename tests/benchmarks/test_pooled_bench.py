@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+import dataclasses
+from collections.abc import Sequence
 
-from benchmarks.trainers.pooled import AUTO, FITTED, JUDGED, OWN, Setting, candidates
+import numpy as np
+import pytest
+
+from benchmarks.trainers.pooled import (
+    AUTO,
+    FITTED,
+    JUDGED,
+    OWN,
+    Measured,
+    Setting,
+    candidates,
+    equal_plans,
+)
 from benchmarks.trainers.pooled_model import PooledModel
+from benchmarks.trainers.pooled_steps import SideSteps
 from recd_plugins.planning.cluster.topology import Topology
 
 SMALL = PooledModel(rows=(2_000, 300, 3), dim=8, exponent=1.1, lookups=2, batch_size=64)
@@ -44,3 +58,36 @@ def test_every_kind_of_plan_is_there_and_the_choice_is_the_last() -> None:
     assert everywhere is not None
     assert {name: len(one.replicated) for name, one in everywhere.tables.items()} == SMALL.tables
     assert by_name[AUTO].expected_ms <= by_name[OWN].expected_ms
+
+
+def test_equal_plans_take_turns_as_one() -> None:
+    flat = dataclasses.replace(SMALL, exponent=0.0, rows=(1_000, 300, 200))
+    fast = Topology(ranks_per_node=2, inter_node_gbps=100, intra_node_gbps=100)
+    sides = candidates(Setting(model=flat), fast, quick=True)
+    assert equal_plans(sides)[AUTO] == OWN, "with nothing to gain the choice is TorchRec's own plan"
+    sides = candidates(Setting(model=SMALL), SLOW)
+    chosen = sides[-1]
+    twin = dataclasses.replace(chosen, name="a twin")
+    equal = equal_plans([*sides[:-1], twin, chosen])
+    assert equal["a twin"] == equal[AUTO]
+    other = dataclasses.replace(twin, tiers=None, plan=chosen.plan)
+    assert chosen.tiers is not None
+    assert equal_plans([sides[0], other, chosen])["a twin"] != AUTO
+
+
+def test_regret_is_by_the_rounds_that_did_not_choose_the_best() -> None:
+    sides = candidates(Setting(model=SMALL), SLOW, quick=True)
+
+    def steps(seconds: float, again: Sequence[float] = ()) -> SideSteps:
+        return SideSteps([seconds] * 3, [0] * 3, 1.0, list(again))
+
+    equal = {side.name: side.name for side in sides}
+    took = {side.name: steps(2.0) for side in sides}
+    took["rows by node"] = steps(1.0, [1.0, 1.0, 1.0])
+    took[AUTO] = steps(1.5, [1.1, 1.1, 1.4])
+    found = Measured(Setting(model=SMALL), sides, equal, [took] * 4)
+    assert found.best == "rows by node"
+    assert found.regret == pytest.approx(0.1)
+    same = Measured(Setting(model=SMALL), sides, {**equal, AUTO: "rows by node"}, [took] * 4)
+    assert same.regret == 0.0
+    assert same.seconds(AUTO) == 1.0
