@@ -201,10 +201,15 @@ def test_a_plan_over_the_budget_says_which_budget_it_fits() -> None:
     assert searched(sequences, budget=needs).so_far.fits(rich)
     assert not searched(sequences, budget=0.99 * needs).so_far.fits(rich)
     assert poor.so_far.needs(poor.best) == 0
-    tiny = searched(pooled("tiny", 0, rows=3, lookups=1), budget=0.0)
-    one_empty = tiny.ledgers.by({"tiny": TableSizes(replicated=3)})
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_no_budget_fits_a_plan_that_leaves_a_rank_without_rows(rows: int) -> None:
+    """Of 5 rows four ranks have two, two, one and none."""
+    tiny = searched(pooled("tiny", 0, rows=rows, lookups=1), budget=0.0)
+    one_empty = tiny.ledgers.by({"tiny": TableSizes(replicated=rows)})
     assert not tiny.so_far.fits(one_empty)
-    assert tiny.so_far.needs(one_empty) == 0  # no budget would do
+    assert tiny.so_far.needs(one_empty) == 0
 
 
 def test_a_plan_that_is_hardly_faster_is_not_told_to_lack_memory() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recd_flexshard.policy.candidates import Candidates
 from recd_flexshard.policy.optimum import too_little
-from recd_plugins.api.planning import Ledger
+from recd_plugins.api.planning import Ledger, has_rows_on_all
 
 __all__ = ["LEAVING", "WORTH", "BestSoFar"]
 
@@ -100,13 +100,15 @@ class BestSoFar:
 
 
 def _leaves_a_rank_empty(ledger: Ledger) -> bool:
-    """Whether all row-wise tables of a collection's dimension have fewer rows than ranks."""
-    most: dict[tuple[str, int], int] = {}
+    """Whether some rank has no row of all row-wise tables of a collection's dimension."""
+    world_size = ledger.prices.cluster.world_size
+    on_all: dict[tuple[str, int], bool] = {}
     for one in ledger.tables.values():
         if not one.sizes.as_torchrec:
             alike = one.table.collection, one.table.dim
-            most[alike] = max(most.get(alike, 0), one.table.rows.num_rows)
-    return any(rows < ledger.prices.cluster.world_size for rows in most.values())
+            rows = one.table.rows.num_rows
+            on_all[alike] = on_all.get(alike, False) or has_rows_on_all(rows, world_size)
+    return not all(on_all.values())
 
 
 def _has_replicas(ledger: Ledger) -> bool:

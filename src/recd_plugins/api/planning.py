@@ -13,6 +13,7 @@ from recd_plugins.planning.explain.plan_report import Considered, Frontier, Plan
 from recd_plugins.planning.explain.words import aligned, in_share
 from recd_plugins.planning.fused_params import fused_by_table, state_bytes
 from recd_plugins.planning.homes import boundless
+from recd_plugins.planning.kernels_without_rows import has_rows_on_all
 from recd_plugins.planning.planner_bases import (
     HoldsRowWise,
     OrdersBatches,
@@ -98,6 +99,7 @@ __all__ = [
     "from_rank_0",
     "fused_by_table",
     "half_normal",
+    "has_rows_on_all",
     "home_load",
     "in_share",
     "marginal_ms",
