@@ -43,17 +43,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # What programs of the tests import, beside what ranks do, before what is there is frozen: a `recd
 # train` of two steps spent a third of its processor time on that.
 PRELOADED_FOR_TESTS[-1:-1] = [
+    "filelock",
     "recd_plugins.cli.main",
     "recd_plugins.data.reader.local_loader",
     "recd_plugins.hooks.defaults",
     "recd_plugins.planning.torchrec_plan.torchrec_search",
+    "recd_plugins.testing.preload_kernels",
     "recd_dedup",
     "recd_dlrm",
     "recd_flexshard",
     "recd_scars",
+    "recd_scars.hot_batches",
     "rich.progress",
     "rich.table",
     "torch.utils.tensorboard",
+    "torchrec.metrics.metric_module",  # of extra metrics
     "torchrec.models.dlrm",
     "typer._adapters",  # which has pydantic imported once a command line has an option
 ]

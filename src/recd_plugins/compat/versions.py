@@ -6,7 +6,9 @@ to load, or load and compute wrongly.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from recd_plugins.errors import VersionError
@@ -21,6 +23,13 @@ OLDEST = (1, 5)
 
 def installed_versions() -> dict[str, str]:
     """The version of each of these distributions that is installed, by name."""
+    return dict(_found_in(tuple(sys.path)))
+
+
+@cache
+def _found_in(_: tuple[str, ...]) -> dict[str, str]:
+    """Looked for in `sys.path` once as long as that stays: a run asks ten times, and for a name
+    that is not installed all its folders are listed."""
     found = {}
     for name in ("torch", *FBGEMM, "torchrec"):
         try:
