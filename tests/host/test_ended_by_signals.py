@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.api.testing import random_table
@@ -38,6 +40,7 @@ MEASURE = '''"""A measure that keeps a temporary folder for a while."""
 
 import tempfile
 import time
+from pathlib import Path
 
 from recd_plugins.api import Config, StatsRecord, hookimpl
 
@@ -45,7 +48,7 @@ from recd_plugins.api import Config, StatsRecord, hookimpl
 class Slow:
     def measure(self, table, progress):
         with tempfile.TemporaryDirectory():
-            print("there", flush=True)
+            Path("there").touch()
             time.sleep(600)
 
 
@@ -54,6 +57,16 @@ def recd_stats():
     build = lambda config, context: Slow()  # noqa: E731
     return [StatsRecord(name="slow", summary="It takes its time.", config=Config, build=build)]
 '''
+
+COMMAND = """
+import signal
+from recd_plugins.__main__ import main
+
+# As a terminal has it; what runs in a shell's background ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+main()
+"""
 
 
 def started(*arguments: str, ignored: bool = False, **options: str) -> subprocess.Popen[str]:
@@ -117,10 +130,14 @@ def test_a_command_leaves_no_temporary_folder(number: signal.Signals, tmp_path: 
     registry.write_text("plugins: [./slow.py]\nstats: [slow]\n")
     (kept := tmp_path / "temporary").mkdir()
     command = ("data", "stats", str(tmp_path / "table"), "--registry", str(registry))
-    program = started("-m", "recd_plugins", *command, TMPDIR=str(kept))
+    (tmp_path / "a_command.py").write_text(COMMAND)
+    program = Forked("a_command", *command, folder=tmp_path, environment={"TMPDIR": str(kept)})
+    ends = time.monotonic() + DEADLINE
+    while program.running() and not (tmp_path / "there").exists() and time.monotonic() < ends:
+        time.sleep(0.01)
     assert [*kept.iterdir()]
     program.send_signal(number)
-    code, out = ended(program)
-    assert code == (130 if number is signal.SIGINT else -number)
-    assert "Traceback" not in out
+    done = program.done(DEADLINE)
+    assert done.code == (130 if number is signal.SIGINT else -number)
+    assert "Traceback" not in done.out + done.err
     assert not [*kept.iterdir()]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from forked import run_module
 from typer.testing import CliRunner
 
 from recd_plugins.cli.main import app
@@ -57,7 +58,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data check {folder}/registry.yaml",
         "scars curve --least-batch 1",
         pytest.param("advise --no-what-ifs", marks=pytest.mark.slow),
-        pytest.param("train", marks=pytest.mark.slow),
     ],
 )
 def test_a_command_prints_its_own_alone(registry: Path, command: str) -> None:
@@ -66,3 +66,12 @@ def test_a_command_prints_its_own_alone(registry: Path, command: str) -> None:
     printed = CliRunner().invoke(app, [*words, *of, "--json"])
     assert printed.exit_code == 0, printed.stderr
     json.loads(printed.stdout)
+
+
+@pytest.mark.slow
+def test_a_job_prints_its_own_alone(registry: Path) -> None:
+    """The plugin is there in the launcher and in a rank."""
+    options = ("-r", str(registry), "--json")
+    done = run_module("recd_plugins", "train", *options, folder=registry.parent)
+    assert done.code == 0, done.err
+    json.loads(done.out)
