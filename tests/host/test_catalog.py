@@ -271,8 +271,13 @@ def test_what_only_one_provides_needs_no_provider(site: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "claims_alone")
     catalog = Catalog(["claims_alone"], Path())
     assert catalog.find("pooling", "exact") is catalog.find("pooling", "pkg-a:exact")
-    with pytest.raises(RegistryError, match="no enabled plugin provides model 'exact'"):
-        catalog.find("model", "exact")  # it is a pooling
+    for use in ("exact", "pkg-a:exact"):
+        with pytest.raises(RegistryError, match="no enabled plugin provides model") as caught:
+            catalog.find("model", use)
+        assert "choose from. Slots that have one of that name: pooling. " in str(caught.value)
+    with pytest.raises(RegistryError) as caught:
+        catalog.find("model", "pkg-b:exact")
+    assert "Slots that" not in str(caught.value)
 
 
 def test_the_hosts_own_records_come_first_and_are_its(site: Path) -> None:

@@ -137,6 +137,8 @@ class Catalog:
             if claims
             else nearest(use.rpartition(":")[2], [one.record.name for one in self.of(slot)])
         )
+        if not claims and (slots := self._slots_of(use)):
+            hint += f" Slots that have one of that name: {', '.join(slots)}."
         if silent := self.silent_hooks(slot):
             hint += f" {silent}"
         off = [one for one in available() if one not in self.providers]
@@ -145,6 +147,20 @@ class Catalog:
             f"no enabled plugin provides {slot} {shown(use)}; {hint}{others} A plugin is enabled "
             "by its name under `plugins`: `recd plugins NAME` prints the line to write for a "
             f"record, `recd plugins {slot}` lists what all installed plugins provide."
+        )
+
+    def _slots_of(self, use: str) -> list[str]:
+        """The slots for which plugins provide a record that `use` would name there.
+        The host's own are left out: many slots have one of their names."""
+        owner, _, name = use.rpartition(":")
+        return sorted(
+            {
+                claim.record.slot
+                for claim in self.claims
+                if claim.record.name == name
+                and claim.provider.plugin != DEFAULTS
+                and owner in ("", claim.provider.plugin, claim.provider.distribution)
+            }
         )
 
     def silent_hooks(self, slot: str | None = None) -> str:
