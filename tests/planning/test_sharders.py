@@ -12,6 +12,7 @@ from torch.distributed.optim import (  # type: ignore[attr-defined]
     _apply_optimizer_in_backward as apply_optimizer_in_backward,
 )
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -61,6 +62,15 @@ class OwnBags(EmbeddingBagCollection):
 class OwnShard(EmbeddingBagCollectionSharder):
     def shard(self, *args: Any, **options: Any) -> Any:
         return super().shard(*args, **options)
+
+
+class FromScratch(BaseEmbeddingSharder[EmbeddingBagCollection]):
+    """As that of Ascend's RecSDK, which exchanges ids by a process group of the host's."""
+
+    module_type = EmbeddingBagCollection  # type: ignore[assignment]
+
+    def shard(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
 
 
 class OwnKernels(EmbeddingBagCollectionSharder):
@@ -179,7 +189,10 @@ def test_tiers_stand_in_front_of_what_torchrec_shards() -> None:
     )
     assert not why_no_tiers(OwnKernels())
     assert why_no_tiers(OwnShard()) == (
-        "OwnShard shards a EmbeddingBagCollection in a way of its own"
+        "OwnShard shards an EmbeddingBagCollection in a way of its own"
+    )
+    assert why_no_tiers(FromScratch()) == (
+        "FromScratch shards an EmbeddingBagCollection in a way of its own"
     )
     cluster: Any = None
     around = TierSharder(OwnKernels(fused_params=SGD), cluster)

@@ -209,15 +209,13 @@ def why_no_tiers(sharder: ModuleSharder[Any]) -> str:
     """Why no tiers can stand in front of what a sharder shards; "" where they can.
 
     TorchRec's own sharders can have them, and so can subclasses that do not override `shard`: what
-    another `shard` makes is not known.
+    another `shard` makes is not known, whatever it inherits from.
     """
-    kind = type(sharder)
+    kind, shards = type(sharder), sharder.module_type.__name__
+    what = f"{kind.__name__} shards {'an' if shards[0] in 'AEIOU' else 'a'} {shards}"
     for own, collection in COLLECTIONS.items():
         if isinstance(sharder, own) and issubclass(sharder.module_type, collection):
-            if kind.shard is own.shard:
-                return ""
-            return f"{kind.__name__} shards a {sharder.module_type.__name__} in a way of its own"
-    return (
-        f"{kind.__name__} shards a {sharder.module_type.__name__}, of which only the ranks that "
-        "have its rows know what is looked up"
-    )
+            return "" if kind.shard is own.shard else f"{what} in a way of its own"
+    if kind.shard.__module__.partition(".")[0] != "torchrec":
+        return f"{what} in a way of its own"
+    return f"{what}, of which only the ranks that have its rows know what is looked up"
