@@ -65,6 +65,8 @@ class Options(Config):
     """Counts by name."""
     level: Literal[1, 2] = 1
     """A level."""
+    groups: tuple[tuple[str, ...], ...] | Literal["auto"] = "auto"
+    """Names, or a word."""
     made: int = field(default=3, init=False)
 
 
@@ -121,13 +123,22 @@ def test_every_kind_of_value_is_taken() -> None:
         ({"sizes": [1, "2"]}, "model.sizes[1]", "expected an integer, got '2' (str)"),
         ({"sizes": 1}, "model.sizes", "expected a list of (an integer >= 1), got 1 (int)"),
         ({"mode": "fats"}, "model.mode", "unknown value 'fats'; did you mean 'fast'?"),
+        ({"level": 10**5000}, "model.level", "; Known: 1, 2."),
         ({"level": True}, "model.level", "unknown value True; Known: 1, 2."),
         ({"betas": [0.5]}, "model.betas", "expected a list of (a number < 1, a number), got [0.5]"),
         ({"betas": [1, 2]}, "model.betas[0]", "must be < 1, but is 1.0"),
         ({"named": ["b", 2]}, "model.named[0]", "expected an integer, got 'b' (str)"),
         ({"counts": {"a": 0}}, "model.counts.a", "must be >= 1, but is 0"),
+        (
+            {"groups": [[0, "a"], [1801]]},
+            "model.groups",
+            "got [[0, 'a'], [1801]] (list). Write names that are numbers in quotes: [['0', 'a'], "
+            "['1801']].",
+        ),
+        ({"groups": [[0.5]]}, "model.groups", "or auto, got [[0.5]] (list)."),
+        ({"groups": [10**5000]}, "model.groups", "or auto, got "),
         ({"made": 4}, "model.made", "unknown option 'made'"),
-        ({"name": 3}, "model.name", "expected a text, got 3 (int)"),
+        ({"name": 3}, "model.name", "expected a text, got 3 (int). Write it in quotes: '3'."),
         ({"on": 1}, "model.on", "expected true or false, got 1 (int)"),
         ({"inner": {"width": 0}}, "model.inner.width", "must be >= 1, but is 0"),
         ({"inner": {}}, "model.inner", "option 'width' is required. How wide."),

@@ -259,7 +259,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     else:
         found = _plain(hint, value, where)
     if found is UNFIT:
-        raise RegistryError(f"expected {describe(hint)}, got {_shown(value)}.", where)
+        quoted = _in_quotes(value) if hint is str else None
+        cure = f" Write it in quotes: {quoted!r}." if isinstance(quoted, str) else ""
+        raise RegistryError(f"expected {describe(hint)}, got {_shown(value)}.{cure}", where)
     return found
 
 
@@ -268,9 +270,8 @@ def _one_of(args: tuple[Any, ...], value: Any, where: str) -> Any:
     for arg in args:
         if value == arg and isinstance(value, bool) == isinstance(arg, bool):
             return arg
-    raise RegistryError(
-        f"unknown value {shown(value)}; {nearest(str(value), map(str, args))}", where
-    )
+    name = value if isinstance(value, str) else shown(value)  # `str` refuses huge numbers
+    raise RegistryError(f"unknown value {shown(value)}; {nearest(name, map(str, args))}", where)
 
 
 def _tuple(args: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -345,7 +346,25 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
             where,
         )
     expected = " or ".join(describe(arg) for arg in args)
-    raise RegistryError(f"expected {expected}, got {_shown(value)}.", where)
+    cure = ""
+    if (quoted := _in_quotes(value)) != value and any(_fits(arg, quoted) for arg in choices):
+        cure = f" Write names that are numbers in quotes: {quoted!r}."
+    raise RegistryError(f"expected {expected}, got {_shown(value)}.{cure}", where)
+
+
+def _in_quotes(value: Any) -> Any:
+    """The value, with texts in place of whole numbers: YAML reads a name such as 1801 as one."""
+    if isinstance(value, list | tuple):
+        return [_in_quotes(one) for one in value]
+    return str(value) if type(value) is int and value.bit_length() < 64 else value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    try:
+        _convert(hint, value, "")
+    except RegistryError:
+        return False
+    return True
 
 
 WHOLE_KEY = re.compile(r"0|-?[1-9]\d{0,18}")
