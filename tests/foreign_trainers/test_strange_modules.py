@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -355,6 +356,26 @@ class Positioned(nn.Module):
         return self.head(columns, step.labels)
 
 
+class Waiting(nn.Module):
+    """It waits by itself for what its sharded collections yield, rows and sums, and goes through
+    the features in the order of the dict, as trainers do that take over NVIDIA's examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = rows_of(table("user"), table("tags"))
+        self.sums = bags(table("item"), table("shop", pooling=PoolingType.MEAN))
+        self.head = Head(4 * DIM)
+
+    def forward(self, step: Step) -> Tensor:
+        rows, sums = self.rows(step.sparse).wait(), self.sums(step.sparse).wait()
+        columns = [sums["item"], sums["shop"]]
+        for key in rows.keys():  # noqa: SIM118  # as they write it
+            values, ends = rows[key].values(), rows[key].offsets().tolist()
+            parts = [values[at:to].sum(0) for at, to in pairwise(ends)]
+            columns.append(torch.stack(parts))
+        return self.head(columns, step.labels)
+
+
 def registry(**options: Any) -> dict[str, Any]:
     return {
         "plugins": ["recd_dedup", "recd_flexshard"],
@@ -448,7 +469,7 @@ def alike(make: type[nn.Module]) -> None:
 
 MODELS = (
     *(Regrouped, Towers, Shared, Skipping, Changing, ChangingOne, OfARank, Twice, Frozen),
-    *(Checkpointed, Doubles, Kinds),
+    *(Checkpointed, Doubles, Kinds, Waiting),
 )
 
 
