@@ -364,3 +364,31 @@ def test_what_was_counted_is_explained() -> None:
     first = count_sample(own, tables, most=5).explain()
     assert first.startswith("counted: 2,560 samples, 50.0% of an epoch, the first of the trainer")
     assert "from all over it" in count_sample(Drawn(1.05), tables, most=5).explain()
+    every = count_sample(own, tables, most=10).explain()
+    assert every.startswith("counted: 5,120 samples, 100.0% of an epoch, from all over it. If the")
+
+
+def test_ids_that_each_epoch_draws_anew_are_forecast_for_a_loader_without_a_length() -> None:
+    """As negatives are: what one epoch has is not what the next one looks up."""
+    draw = np.random.default_rng(0)
+
+    def epoch() -> list[KeyedJaggedTensor]:
+        ids = torch.from_numpy(draw.integers(0, ROWS, (20, 400)))
+        each = torch.ones(400, dtype=torch.int32)
+        return [KeyedJaggedTensor(keys=["item"], values=one, lengths=each) for one in ids]
+
+    class Endless:
+        def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+            return iter(once)
+
+    once, tables = epoch(), {"item": Counted(num_rows=ROWS, features=("item",))}
+    replayed, anew = (
+        count_sample(one, tables, most=20).profile()["item"] for one in (once, Endless())
+    )
+    assert replayed.ids is not None
+    later = np.concatenate([batch.values().numpy() for batch in epoch()])
+    chosen = len(replayed.ids)
+    served = float(np.isin(later, replayed.ids).mean())
+    assert replayed.coverage(chosen) == 1  # by the samples that were counted, which come again
+    assert anew.coverage(chosen) == pytest.approx(served, abs=0.03)
+    assert served < 0.9

@@ -241,7 +241,13 @@ class Tally:
         share = f", {self.counted_share:.1%} of an epoch" if self.epoch else ""
         counted = f"{so_many(self.samples, 'sample')}{share}"
         if not self.in_order or self.counted_share == 1:
-            return f"counted: {counted}, from all over it" if share else f"counted: {counted}"
+            found = f"counted: {counted}, from all over it" if share else f"counted: {counted}"
+            if self.in_order:
+                found += (
+                    ". If the trainer's loader draws ids anew in each epoch, as negatives, other "
+                    "rows come later than these: pass it without a length"
+                )
+            return found
         return (
             f"counted: {counted}, the first of the trainer's own loader: what comes later is taken "
             "to be like them, and intervals are as wide as such batches differ, and as rows drift "
