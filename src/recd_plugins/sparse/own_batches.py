@@ -101,12 +101,12 @@ def all_features_of(
     if len(held) == 1:
         return (held[0][1],)
     kind = type(batch).__name__
-    what = f"a {kind} holds no KeyedJaggedTensor"
+    what, place = f"a {kind} holds no KeyedJaggedTensor", "batch.sparse_features"
     if held:
         what = f"a {kind} holds {len(held)} KeyedJaggedTensors ({', '.join(p for p, _ in held)})"
+        place = held[0][0]
     raise DataError(
-        f"features: {what}, so name the one that is meant: features=lambda batch: "
-        "batch.sparse_features."
+        f"features: {what}, so name the one that is meant: features=lambda batch: {place}."
     )
 
 
