@@ -173,6 +173,18 @@ def test_as_many_batches_are_forecast_to_be_hot_as_the_rank_with_the_fewest_fill
     assert (hot["unit"], hot["forecast"], hot["fact"], hot["note"]) == ("batches", 16, 16, "")
 
 
+def test_where_no_row_is_on_every_rank_nobody_is_told_to_give_the_cache_more_of_them() -> None:
+    stack = load({"plugins": ["recd_scars"], "cache": "scars"})
+    stack._order.ordered = True
+    facts = Facts(stack)
+    planner: Any = stack.planner()
+    assert list(facts._hot_batches(64, 0, None)) == []  # TorchRec's own plan was taken
+    cached = TablePlan(table="t", replicated=np.arange(2), coalesce="rank", num_rows=9)
+    planner.tier_plan = TierPlan(tables={"t": cached}, n_nodes=1, ranks_per_node=2)
+    (one,) = facts._hot_batches(64, 0, None)
+    assert "Give the cache more rows" in one.note
+
+
 def own_batches(rank: int, ids: int = 6) -> list[Batch]:
     """64 of 64 samples: in fours they have the same `ids` of a user, and an item each."""
     draw, found = np.random.default_rng(rank), []

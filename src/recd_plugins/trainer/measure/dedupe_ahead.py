@@ -30,7 +30,8 @@ trainer's own loader, from which the later ones are forecast."""
 SURE = 0.02
 """More batches are read while the factor may be off by more than this share."""
 SECONDS = 2.0
-"""No more batches are read after this time."""
+"""No more batches are read so long after the first: that one loads kernels and opens the table,
+which may take long on a busy machine, and of one batch alone no interval is known."""
 DEVIATIONS = 2.2
 """The deviations of an interval to either side: it holds in nine of ten cases, also for a few
 uneven batches."""
@@ -101,7 +102,7 @@ def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptId
     """
     if not isinstance(loader, SpreadsBatches):
         return KeptIds()
-    began = time.monotonic()
+    began: float | None = None
     places = loader.places
     length = len(loader)  # type: ignore[arg-type]
     first = None if steps is None or steps >= length else steps
@@ -114,7 +115,9 @@ def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptId
             if hasattr(batch.dedup, "id_counts"):  # a converter's own type may have none
                 counted, before = batch.dedup.id_counts(), blocks.get(block, (0, 0))
                 blocks[block] = (before[0] + counted[0], before[1] + counted[1])
-            if time.monotonic() - began > SECONDS:
+            if began is None:
+                began = time.monotonic()
+            elif time.monotonic() - began > SECONDS:
                 return KeptIds.each(blocks.values(), of)
         found = KeptIds.each(blocks.values(), of)
         wanted = range(wanted.stop, min(2 * wanted.stop, places, of))

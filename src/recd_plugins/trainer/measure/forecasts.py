@@ -138,6 +138,12 @@ class Facts:
     def _tier_plan(self) -> TierPlan | None:
         return None if self._of_tiers is None else self._of_tiers.tier_plan
 
+    @property
+    def _replicates(self) -> bool:
+        """Whether any row is on every rank by the present plan."""
+        plan = self._tier_plan
+        return plan is not None and any(len(one.replicated) for one in plan.tables.values())
+
     def look_at(
         self, batch: Any, features: FeaturesOf | None = None, *, drawn: bool = True
     ) -> None:
@@ -319,6 +325,8 @@ class Facts:
         orders = isinstance(planner, OrdersBatches) and self._stack.ordered
         if not orders or not batches:
             return
+        if not hot and self._of_tiers is not None and not self._replicates:
+            return  # no batch can be hot: the plan has said so, and why
         note = ""
         if not hot:
             note = (
