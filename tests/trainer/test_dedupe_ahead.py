@@ -34,6 +34,17 @@ def test_nothing_is_known_without_ids_and_little_of_one_batch() -> None:
     assert KeptIds.each([(8, 2)], of=1).off() == 0
 
 
+def test_batches_that_came_first_promise_no_less_than_what_moved_among_them() -> None:
+    drifting = [(100, 20)] * 16 + [(100, 30)] * 16
+    assert KeptIds.each(drifting, of=math.inf).off() == pytest.approx(0.1 / 0.25)
+    assert KeptIds.each(drifting, of=1e9).off() < 0.1  # drawn: their order says nothing
+    of_ranks = KeptIds.each(drifting, of=math.inf)
+    assert of_ranks.plus(of_ranks).off() == pytest.approx(0.1 / 0.25)
+    even = KeptIds.each([(100, 20), (100, 30)] * 16, of=math.inf)
+    assert even.off() < 0.1
+    assert KeptIds.each([(0, 0), (100, 30)] * 2, of=math.inf).factor == pytest.approx(10 / 3)
+
+
 class Loader:
     """Batches of which it is known how many ids they have and keep; drawn by lot."""
 

@@ -33,6 +33,7 @@ from recd_plugins.trainer.measure.forecasts import (
     ONE_IN,
     Facts,
     _dedupe,
+    _off,
     coverage_of_saved_plan,
     is_counted,
 )
@@ -152,6 +153,27 @@ def test_who_can_keep_samples_together_is_told_to(of: float, cure: str) -> None:
     (one,) = _dedupe(ahead, came)
     assert (one.forecast, one.fact, one.parted) == (4, 2, True)
     assert cure in one.note
+
+
+def test_samples_that_change_places_for_hot_batches_are_why_fewer_are_together() -> None:
+    ahead, came = (KeptIds.each([(100, kept)] * 32, of=64.0) for kept in (25, 27))
+    (near,) = _dedupe(ahead, came, hot=True)
+    assert (near.interval, near.note) == (None, "")
+    assert near.what.endswith("forecast by 50% of the batches before samples change places")
+    (parted,) = _dedupe(ahead, KeptIds.each([(100, 50)] * 32), hot=True)
+    assert "hot_batches: false" in parted.note
+    assert "cluster" not in parted.note
+
+
+def test_one_list_as_long_as_all_others_is_no_growth_of_lists() -> None:
+    even, one_long = [50.0] * 20, [50.0] * 19 + [5000.0]
+    off, far = (
+        _off(sum(every), sum(one * one for one in every), len(every)) for every in (even, one_long)
+    )
+    assert off == 0
+    assert far == pytest.approx(2.2 * np.std(one_long, ddof=1) / np.sqrt(20) / np.mean(one_long))
+    assert far > 1
+    assert _off(50.0, 2500.0, 1) == math.inf  # of one batch nobody can say
 
 
 def hot_of_ranks() -> list[dict[str, Any]]:

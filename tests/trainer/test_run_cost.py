@@ -24,6 +24,10 @@ def cost(**fields: Any) -> StepCost:
     return StepCost(**{**plain, "peak_memory_mib": 100, **fields})
 
 
+def deduplicated(factor: float, ids: float) -> dict[str, float]:
+    return {"dedupe_factor": factor, "deduplicated_ids": ids}
+
+
 def mean_cost(costs: list[StepCost]) -> StepCost | None:
     so_far = CostSoFar()
     for one in costs:
@@ -35,15 +39,16 @@ def test_a_run_costs_what_its_steps_cost() -> None:
     slow = {"all_to_all": {"ids": 10.0, "forward": 4.0}}
     costs = [
         cost(step_ms=900, data_wait=0.9, peak_memory_mib=300),
-        cost(step_ms=12, dedupe_factor=2.0, traffic=slow, reading_ms={"decode": 2.0, "nap": 1}),
-        cost(step_ms=10, dedupe_factor=4.0, traffic={"all_to_all": {"ids": 20.0}}),
+        cost(step_ms=12, **deduplicated(2, 30), traffic=slow, reading_ms={"decode": 2, "nap": 1}),
+        cost(step_ms=10, **deduplicated(100, 50), traffic={"all_to_all": {"ids": 20.0}}),
         cost(steps=15, reading_ms={"decode": 6.0, "nap": 1}),
     ]
     assert mean_cost(costs) == StepCost(
         steps=30,
         step_ms=12,
         data_wait=0.1,
-        dedupe_factor=3.0,
+        dedupe_factor=80 / 15.5,  # of both batches' ids, not between 2 and 100
+        deduplicated_ids=40,
         peak_memory_mib=300,
         traffic={"all_to_all": {"ids": 15.0, "forward": 2.0}},
         reading_ms={"decode": 5.0, "nap": 1.0},
@@ -182,10 +187,11 @@ def test_a_deduplicated_run_tells_its_factor(tmp_path: Path, gloo_pool: GlooPool
     registry["dedup"] = {"use": "exact", "groups": [["shop"]]}
     summaries = gloo_pool.run(trained, registry)
     # Step 3 reads the batch of step 5.
-    factors = [batches[5].dedup.dedupe_factor() for batches in batches_of(registry)]
-    expected = sum(factors) / 2
+    counts = [batches[5].dedup.id_counts() for batches in batches_of(registry)]
+    expected = sum(ids for ids, _ in counts) / sum(kept for _, kept in counts)
     assert expected > 1.01
     (first, second) = costs_of(tmp_path / "run")
     assert math.isclose(first["dedupe_factor"], expected, rel_tol=1e-12)
+    assert first["deduplicated_ids"] == sum(ids for ids, _ in counts) / 2
     assert second["dedupe_factor"] is None
     assert summaries[0]["cost"]["dedupe_factor"] == first["dedupe_factor"]

@@ -386,8 +386,8 @@ def _schema_of(file: Location, footer: pq.FileMetaData) -> Schema:
     if text is None:
         raise DataError(
             f"{file}: carries no {METADATA_KEY.decode()!r} in its footer, so nothing says what its "
-            "columns mean. Give the schema under `dataset.schema` in registry.yaml; `recd data "
-            "schema` suggests one."
+            "columns mean. `recd data schema` suggests a schema: give it by --schema, or in "
+            "registry.yaml under `dataset.schema`."
         )
     return Schema.from_json(text, str(file))
 

@@ -52,12 +52,16 @@ def not_drawn(sources: Sources) -> Iterator[str]:
 
 
 def _factors(sampled: Sequence[Any], of: str, ink: str) -> Figure:
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for groups in sampled:
         for group in groups:
             for feature, factor in group["features"].items():
-                found.setdefault(feature, []).append(factor)
-    factors = {name: sum(every) / len(every) for name, every in found.items()}
+                ids = group.get("ids", {}).get(feature, 1)  # an older run does not say how many
+                found.setdefault(feature, []).append((ids, ids / factor))
+    factors = {  # ids over ids kept, of all batches together
+        name: sum(ids for ids, _ in every) / (sum(kept for _, kept in every) or 1.0)
+        for name, every in found.items()
+    }
     every = sorted(factors.items(), key=lambda one: -one[1])
     return Figure(
         title=f"Dedupe factor by feature{of}",

@@ -8,6 +8,9 @@ count. With the rest e = k - r n of each batch, r is off by a share of about
 
 A slow reader reads only a few batches in time. If m is below 5, Student's t gives the number of
 such deviations in an interval.
+
+Batches that were not drawn but came first (M is infinite) say less of later ones: the interval is
+then at least as wide as r already moved from their first half to their second.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from recd_plugins.planning.access.sample import SpreadsBatches
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["FIRST", "KeptIds", "read_ahead"]
+__all__ = ["DEVIATIONS", "FIRST", "KeptIds", "read_ahead"]
 
 FIRST = 32
 """Batches that are read before the first check whether more are needed; the first batches of a
@@ -54,16 +57,24 @@ class KeptIds(NamedTuple):
     """The sum of n * k."""
     kept_squared: float = 0.0
     of: float = 0.0
-    """M, the number from which the m were drawn."""
+    """M, the number from which the m were drawn; infinity if they came first."""
+    early_ids: float = 0.0
+    early_kept: float = 0.0
+    """The sums of n and k over the first half of batches that came first."""
 
     @classmethod
     def each(cls, counts: Iterable[tuple[int, int]], of: float = 0.0) -> KeptIds:
-        """The sums over the (n, k) of batches."""
-        sums = [0.0] * 6
+        """The sums over the (n, k) of batches, which are in their order if they came first."""
+        counts, sums = [*counts], [0.0] * 6
         for ids, kept in counts:
             terms = (1, ids, kept, ids * ids, ids * kept, kept * kept)
             sums = [one + term for one, term in zip(sums, terms, strict=True)]
-        return cls(*sums)._replace(of=of)
+        early = counts[: len(counts) // 2] if math.isinf(of) else []
+        return cls(*sums)._replace(
+            of=of,
+            early_ids=float(sum(ids for ids, _ in early)),
+            early_kept=float(sum(kept for _, kept in early)),
+        )
 
     def plus(self, other: KeptIds) -> KeptIds:
         """The sums of both."""
@@ -83,7 +94,16 @@ class KeptIds(NamedTuple):
         rest = self.kept_squared - 2 * r * self.ids_kept + r * r * self.ids_squared
         drawn = max(0.0, 1 - self.batches / self.of) * self.batches / (self.batches - 1)
         deviations = FEW.get(round(self.batches * ranks), DEVIATIONS)
-        return deviations * math.sqrt(drawn * max(rest, 0.0) / ranks) / self.kept
+        return max(self._moved, deviations * math.sqrt(drawn * max(rest, 0.0) / ranks) / self.kept)
+
+    @property
+    def _moved(self) -> float:
+        """The share of r by which it moved between the halves of batches that came first."""
+        late_ids = self.ids - self.early_ids
+        if not self.early_ids or not late_ids:
+            return 0.0
+        moved = (self.kept - self.early_kept) / late_ids - self.early_kept / self.early_ids
+        return abs(moved) * self.ids / self.kept
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -25,7 +25,7 @@ from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Callback
 from recd_plugins.tiers.planner.tier_planner import TierPlanner
 from recd_plugins.trainer.measure.beside import Beside, lines
-from recd_plugins.trainer.measure.dedupe_ahead import FIRST, KeptIds, read_ahead
+from recd_plugins.trainer.measure.dedupe_ahead import DEVIATIONS, FIRST, KeptIds, read_ahead
 
 if TYPE_CHECKING:
     from recd_plugins.planning.prices.ledger import Ledger
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ONE_IN", "Facts", "ForecastMeter", "coverage_of_saved_plan", "is_counted"]
 
+COUNTS = 6
+"""The numbers that are counted of each table."""
 ONE_IN = 8
 """One batch in so many has its lookups counted by tier."""
 
@@ -52,8 +54,8 @@ class Facts:
         self._tiers: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
         """The rows of each tier, ascending, by table."""
         self._served: dict[str, np.ndarray[Any, Any]] = {}
-        """[4] of each table: the lookups that each of the two tiers serves, all lookups, and the
-        samples that made them."""
+        """[COUNTS] of each table: the lookups that each of the two tiers serves, all lookups, the
+        samples that made them, the batches, and the squares of each batch's lookups."""
         self._drawn = False
         """Whether they are of batches that were drawn; before the first of these, they are of each
         batch, so that a run of a few steps says something."""
@@ -83,7 +85,10 @@ class Facts:
         self.batches, self.hot = state["batches"], state["hot"]
         self.ahead, self.came = KeptIds(*state["ahead"]), KeptIds(*state["came"])
         self.hot_ahead = state["hot_ahead"]
-        self._served = {name: np.array(counts) for name, counts in state["served"].items()}
+        self._served = {  # of a run that counted less, what it lacks is 0
+            name: np.pad(np.array(counts, np.float64), (0, COUNTS - len(counts)))
+            for name, counts in state["served"].items()
+        }
         self._drawn = state["drawn"]
 
     def beside(
@@ -104,7 +109,7 @@ class Facts:
         names, ranks = sorted(self._rows()), dist.get_world_size(self._stack.group)
         mine = [self.batches, self.hot, *self.ahead, *self.came]
         for name in names:
-            mine += self._served.get(name, np.zeros(4)).tolist()
+            mine += self._served.get(name, np.zeros(COUNTS)).tolist()
         every = torch.tensor(mine, dtype=torch.float64, device=device)
         dist.all_reduce(every, group=self._stack.group)
         batches, hot, *rest = every.tolist()
@@ -117,10 +122,11 @@ class Facts:
         least = torch.tensor(own, dtype=torch.float64, device=device)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._stack.group)
         share = float(least)
+        counts = dict(zip(names, np.reshape(served, (-1, COUNTS)), strict=True))
         return [
-            *self._coverage(dict(zip(names, np.reshape(served, (-1, 4)), strict=True)), batches),
+            *self._coverage(counts, batches),
             *self._bytes(traffic, dense),
-            *_dedupe(ahead, came),
+            *_dedupe(ahead, came, hot=bool(hot)),
             *self._time(parts),
             *self._step(step_ms),
             *self._hot_batches(batches / ranks, hot / ranks, None if math.isinf(share) else share),
@@ -166,8 +172,8 @@ class Facts:
         for name, part in rows.items():
             ids = np.concatenate([lookups[feature] for feature in part.features])
             hits = [_within(ids, tier) for tier in self._tiers[name]]
-            counts = np.array([*hits, len(ids), lookups.samples], dtype=np.float64)
-            self._served[name] = self._served.get(name, np.zeros(4)) + counts
+            counts = np.array([*hits, len(ids), lookups.samples, 1, len(ids) ** 2], np.float64)
+            self._served[name] = self._served.get(name, np.zeros(COUNTS)) + counts
 
     def _coverage(self, served: Mapping[str, Any], trained: float) -> Iterator[Beside]:
         """The shares of lookups that tiers `served`, beside those that were forecast; all ranks
@@ -179,11 +185,12 @@ class Facts:
         part = trained / epoch if 0 < trained < epoch else 1.0
         """The share of the epoch that was forecast which was trained."""
         whole = ", forecast for a whole epoch" if part < 1 else ""
-        for name, (hot, warm, every, samples) in served.items():
+        for name, (hot, warm, every, samples, counted, squares) in served.items():
             if not samples:
                 continue
             if report is not None and name in report.ledger.tables:
-                yield from self._lookups(name, every / samples, part)
+                off = _off(every, squares, counted)
+                yield from self._lookups(name, every / samples, part, off=off)
             if not every:
                 continue
             if report is None or name not in report.ledger.tables:
@@ -209,16 +216,19 @@ class Facts:
                 why = self._why_served(one, part, by_file=planner.profile_path is not None)
                 yield dataclasses.replace(one, note=why) if one.parted else one
 
-    def _lookups(self, name: str, fact: float, part: float) -> Iterator[Beside]:
+    def _lookups(self, name: str, fact: float, part: float, *, off: float) -> Iterator[Beside]:
         """The ids that a sample looks up in a table, where these are more or fewer than those of
         the batches that were counted: then a step exchanges more or fewer rows, however large a
-        share of them each tier serves."""
+        share of them each tier serves. The fact is of some batches alone, so that it may be `off`
+        by this share: one list may be as long as all others together."""
         assert self._of_tiers is not None  # it has a report
         assert self._of_tiers.report is not None
         rows = self._of_tiers.report.ledger.tables[name].table.rows
         whole = ", forecast for a whole epoch" if part < 1 else ""
         what = f"{name}: lookups of a sample{whole}"
-        one = Beside(what=what, unit="factor", forecast=float(rows.lookups), fact=float(fact))
+        forecast, wide = float(rows.lookups), fact * off
+        within = (forecast - wide, forecast + wide)
+        one = Beside(what=what, unit="factor", forecast=forecast, interval=within, fact=float(fact))
         note = (
             "samples look up more or fewer ids than those that were counted, as where lists grow "
             "in the course of a log: count batches of all times"
@@ -374,10 +384,12 @@ def coverage_of_saved_plan(
         )
 
 
-def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
+def _dedupe(ahead: KeptIds, came: KeptIds, *, hot: bool = False) -> Iterator[Beside]:
+    """The dedupe factor; `hot`: of batches among which samples changed places, for some to be
+    hot."""
     if came.factor is None:
         return
-    share = ""
+    share, interval = "", ahead.interval
     if ahead.factor is None:
         note = "nobody could say the dedupe factor: this reader cannot begin anywhere in its epoch"
     elif ahead.interval is None:
@@ -392,16 +404,32 @@ def _dedupe(ahead: KeptIds, came: KeptIds) -> Iterator[Beside]:
         else:
             share = ", forecast by the first batches"
             note += "have the loader keep the samples of a session together, all the way"
+    if hot and interval is not None:
+        # Nobody knows how many sessions that cuts.
+        share, interval = f"{share} before samples change places", None
+        note = (
+            "samples change places so that batches are hot, which takes samples of a session "
+            "apart. To keep them together, set cache.hot_batches: false"
+        )
     one = Beside(
         what=f"dedupe factor{share}",
         unit="factor",
         forecast=ahead.factor,
-        interval=ahead.interval,
+        interval=interval,
         fact=came.factor,
         note=note,
     )
     why = one.forecast is None or (one.parted and one.fact < one.forecast)
     yield one if why else dataclasses.replace(one, note="")
+
+
+def _off(every: float, squares: float, batches: float) -> float:
+    """The share by which the lookups of a batch may be off, as counted in so many `batches` with so
+    many lookups in `every` one together."""
+    if batches < 2 or not every:
+        return math.inf
+    of_batches = max(0.0, batches * squares / every**2 - 1) / (batches - 1)
+    return DEVIATIONS * math.sqrt(of_batches)
 
 
 def _within(ids: Any, rows: Any) -> int:

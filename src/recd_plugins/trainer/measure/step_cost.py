@@ -51,10 +51,12 @@ class StepCost:
     data_wait: float
     """The share of that time in which a rank waits for its reader; mean over the ranks."""
     dedupe_factor: float | None
-    """Ids of a batch's deduplicated features over ids kept; mean over the ranks. None without
-    deduplication, or if no step was sampled."""
+    """Ids of deduplicated features over ids kept, of all ranks' sampled batches together. None
+    without deduplication, without such ids, or if no step was sampled."""
     peak_memory_mib: float
     """The peak so far of the rank that needed most."""
+    deduplicated_ids: float = 0.0
+    """The number of these ids, before deduplication, in a sampled batch; mean over the ranks."""
     traffic: Traffic = field(default_factory=dict)
     """Bytes that a rank hands to each collective in a sampled step; mean over the ranks."""
     reading_ms: Mapping[str, float] = field(default_factory=dict)
@@ -140,11 +142,12 @@ class CostMeter(Callback):
         self._read = dict(self._positions.read_seconds)
         self._traffic: Traffic | None = None
         self._sent: dict[int, int] = {}
-        self._factor: float | None = None
+        self._ids: tuple[int, int] | None = None
+        """The ids of the sampled batch's deduplicated features, and how many are kept."""
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         if self._counter is not None and batch.dedup is not None:
-            self._factor = batch.dedup.dedupe_factor()
+            self._ids = batch.dedup.id_counts()
             training.lines.append(("repeats", training.step, {"groups": repeats(batch.dedup)}))
         return batch
 
@@ -192,7 +195,7 @@ class CostMeter(Callback):
             "read": self._unreported(),
             "traffic": self._traffic,
             "sent": list(self._sent.items()),
-            "factor": self._factor,
+            "ids": self._ids,
             "sampled_from": self._sampled.start,
         }
 
@@ -201,7 +204,8 @@ class CostMeter(Callback):
         self._waited = self._positions.waited - state["waited"]
         read = self._positions.read_seconds
         self._read = {part: read[part] - state.get("read", {}).get(part, 0.0) for part in read}
-        self._traffic, self._factor = state["traffic"], state["factor"]
+        self._traffic, ids = state["traffic"], state.get("ids")
+        self._ids = None if ids is None else tuple(ids)
         self._sent = dict(state.get("sent", ()))
         self._sampled = range(state["sampled_from"], self._sampled.stop)
 
@@ -240,7 +244,7 @@ class CostMeter(Callback):
         return {
             "seconds": [self._seconds / steps],
             "waited": [(self._positions.waited - self._waited) / steps],
-            "factor": [math.nan if self._factor is None else self._factor],
+            "ids": [math.nan, math.nan] if self._ids is None else [*self._ids],
             "peak": [self._memory.peak()],
             "reading": [seconds / steps for seconds in reading.values()],
             "traffic": [traffic.get(to, {}).get(phase, 0) for to, phase in _ROUTES],
@@ -264,7 +268,7 @@ def _gathered(mine: Mapping[str, Sequence[float]], device: torch.device) -> dict
 def _cost_of_ranks(every: Mapping[str, torch.Tensor], steps: int, parts: Sequence[str]) -> StepCost:
     """The cost of so many steps, from the numbers of `every` rank; reading has these `parts`."""
     means = {name: numbers.mean(0).tolist() for name, numbers in every.items()}
-    (seconds,), (waited,), (factor,) = means["seconds"], means["waited"], means["factor"]
+    (seconds,), (waited,), (ids, kept) = means["seconds"], means["waited"], means["ids"]
     traffic: dict[str, dict[str, float]] = {}
     for (collective, phase), size in zip(_ROUTES, means["traffic"], strict=True):
         if size:
@@ -277,7 +281,8 @@ def _cost_of_ranks(every: Mapping[str, torch.Tensor], steps: int, parts: Sequenc
         steps=steps,
         step_ms=seconds * 1e3,
         data_wait=waited / seconds if seconds else 0.0,
-        dedupe_factor=None if math.isnan(factor) else factor,
+        dedupe_factor=ids / kept if kept > 0 else None,  # NaN if no step was sampled
+        deduplicated_ids=ids if kept > 0 else 0.0,
         peak_memory_mib=float(every["peak"].max()) / 2**20,
         traffic=traffic,
         reading_ms={part: 1e3 * one for part, one in zip(parts, means["reading"], strict=True)},
@@ -306,7 +311,7 @@ class CostSoFar:
         self._times, self._waits = array("d"), array("d")
         self._steps = 0
         self._peak = 0.0
-        self._factors, self._factor = 0, 0.0
+        self._factors, self._ids, self._kept = 0, 0.0, 0.0
         self._sampled = 0
         self._bytes: dict[tuple[str, str], float] = {}
         self._reading: dict[str, float] = {}
@@ -323,8 +328,10 @@ class CostSoFar:
         self._steps += cost.steps
         self._peak = max(self._peak, cost.peak_memory_mib)
         if cost.dedupe_factor is not None:
+            ids = cost.deduplicated_ids or 1.0  # lines of an older run do not say how many
             self._factors += 1
-            self._factor += cost.dedupe_factor
+            self._ids += ids
+            self._kept += ids / cost.dedupe_factor
         if cost.reading_ms:
             self._reading_steps += cost.steps
         for part, value in cost.reading_ms.items():
@@ -369,7 +376,8 @@ class CostSoFar:
             steps=self._steps,
             step_ms=sorted(self._times)[middle],
             data_wait=sorted(self._waits)[middle],
-            dedupe_factor=self._factor / self._factors if self._factors else None,
+            dedupe_factor=self._ids / self._kept if self._kept else None,
+            deduplicated_ids=self._ids / self._factors if self._factors else 0.0,
             peak_memory_mib=self._peak,
             traffic=traffic,
             reading_ms={part: value / self._reading_steps for part, value in self._reading.items()},
@@ -392,8 +400,9 @@ def _split(phases: Mapping[str, float]) -> str:
 
 
 def repeats(batch: InverseKeyedJaggedTensor) -> list[dict[str, Any]]:
-    """The repeats of each group: its features with their dedupe factors, how many samples there are
-    and how many are unique, and [copies, unique samples that have so many], copies ascending."""
+    """The repeats of each group: its features with their dedupe factors and their ids, how many
+    samples there are and how many are unique, and [copies, unique samples that have so many],
+    copies ascending."""
     found = []
     groups = zip(batch.groups, batch.inverse_lookup, batch.unique_counts, strict=True)
     for group, lookup, unique in groups:
@@ -402,6 +411,7 @@ def repeats(batch: InverseKeyedJaggedTensor) -> list[dict[str, Any]]:
         found.append(
             {
                 "features": {key: batch.dedupe_factor(key) for key in group},
+                "ids": {key: batch.id_counts(key)[0] for key in group},
                 "samples": len(lookup),
                 "unique": unique,
                 "copies": torch.stack([numbers, counts], 1).tolist(),
