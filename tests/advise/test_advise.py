@@ -31,7 +31,7 @@ from recd_plugins.advise.advice import RegistryAdvice, _absolute, advise
 from recd_plugins.advise.advice_text import advice_lines, advised_registry, next_step
 from recd_plugins.advise.goal import WORTH, AdviceGoal
 from recd_plugins.advise.model_and_batches import ModelOfRegistry, ModelOfTrainer
-from recd_plugins.advise.outlook import Outlooks
+from recd_plugins.advise.outlook import Outlooks, changes_in_words
 from recd_plugins.advise.rank_compute import _shared
 from recd_plugins.advise.to_measure import small_gains, to_measure
 from recd_plugins.advise.trials import ALIKE, TriedRegistry, candidates, winner
@@ -546,6 +546,20 @@ def test_the_line_of_what_is_advised_is_that_of_what_won_by_training(
     assert tried.values["train"]["forecast_ms"] == 1.0  # what it took, whatever was forecast
     assert "# Trained here, it took 1 ms" in advised_registry(tried)
     assert "Trained here" not in advised_registry(of_sessions)
+
+
+@pytest.mark.slow
+def test_one_rank_is_told_that_its_bytes_come_back_to_itself(
+    of_sessions: RegistryAdvice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = of_sessions.walk.base
+    assert "exchanged a rank" in changes_in_words(base, base)
+    monkeypatch.setattr(type(base.ledger.prices.cluster), "world_size", 1)
+    lines = list(advice_lines(of_sessions))
+    assert lines[1].startswith("one rank exchanges nothing")
+    assert any("to itself  between nodes" in line for line in lines)
+    assert not any("exchanged  between nodes" in line for line in lines)
+    assert "exchanged a rank" not in changes_in_words(base, base)
 
 
 @pytest.mark.slow

@@ -177,6 +177,25 @@ def reason_of(check: Callable[[], str]) -> str:
 
 
 @pytest.mark.slow
+def test_doctor_names_what_a_shell_still_has_of_another_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "starts the ranks itself" in doctor._launcher()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RecdError, match=r"WORLD_SIZE is 4, but RANK is not set.*unset WORLD_SIZE"):
+        doctor._launcher()
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(RecdError, match=r"LOCAL_RANK is not set.*unset RANK"):
+        doctor._launcher()
+    for name, value in {"LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    said = doctor._launcher()
+    assert "rank 3 alone here, and meets the others at head:29500" in said
+    assert "unset RANK WORLD_SIZE" in said
+
+
 def test_doctor_names_a_torch_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "installed_build", lambda: CUDA)
     monkeypatch.setattr(build.check_build, "__kwdefaults__", {"load": no_cudnn})

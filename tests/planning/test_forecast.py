@@ -176,6 +176,26 @@ def test_the_first_batches_say_less_of_later_ones() -> None:
     assert held[1] > 0.9
 
 
+@pytest.mark.parametrize(("each", "known"), [(1, True), (2, True), (8, False)])
+def test_kinds_of_batches_that_take_turns_are_known_once_they_took_enough(
+    each: int, known: bool
+) -> None:
+    """So many folds have ten hot rows, the next as many others: a run has both alike."""
+    counter, served = RowCounter(ROWS), []
+    draw = np.random.default_rng(5)
+    for number in range(64):
+        hot = 0.9 if number // each % 2 else 0.1
+        ids = np.where(draw.random(2000) < hot, draw.integers(0, 10, 2000), 10)
+        ids = np.where(ids == 10, draw.integers(10, ROWS, 2000), ids)
+        if number < FOLDS:
+            counter.add(ids, 500, number)
+        else:
+            served.append(np.mean(ids < 10))
+    low, high = counter.distribution(sample=True, in_order=True).interval(10)
+    assert low <= np.mean(served) <= high
+    assert (high - low < 0.1) is known
+
+
 def test_rows_that_come_and_go_widen_the_interval_of_the_first_batches() -> None:
     """Each fold shares rows with its neighbours alone: held out of them, it looks foretold."""
     draw = np.random.default_rng(4)

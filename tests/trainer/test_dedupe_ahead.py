@@ -84,6 +84,10 @@ def test_more_batches_are_read_until_the_factor_is_known(monkeypatch: pytest.Mon
     assert found.factor == pytest.approx(
         sum(n for n, _ in counts[:300]) / sum(k for _, k in counts[:300])
     )
+    one, four = (read_ahead(Loader(counts[:40]), steps, 1) for steps in (40, 160))  # type: ignore[arg-type]
+    assert (one.batches, one.off()) == (40, 0)  # of one epoch, and of four, which differ
+    assert (four.batches, four.of) == (40, 160)
+    assert four.off() > 0
     monkeypatch.setattr(dedupe_ahead, "SECONDS", -1.0)
     slow = read_ahead(Loader(counts), None, 1)  # type: ignore[arg-type]
     assert slow.batches == 2

@@ -30,6 +30,7 @@ from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.trainer.measure.beside import Beside, lines
 from recd_plugins.trainer.measure.dedupe_ahead import KeptIds
 from recd_plugins.trainer.measure.forecasts import (
+    APART,
     ONE_IN,
     Facts,
     _dedupe,
@@ -272,6 +273,12 @@ def own_trainer() -> list[dict[str, Any]]:
         assert longer.what == "t_user: lookups of a sample"
         assert (longer.forecast, longer.fact) == (pytest.approx(6 / 4, rel=0.02), 9 / 4)
         assert "as where lists grow" in longer.note
+        counts = {"t_user": np.array([0, 0, 9 * 64, 4 * 64, 4, 4 * 144**2])}
+        apart, *_ = grown._coverage(counts, 64, apart=True)
+        assert (apart.what, apart.note) == (longer.what, APART)
+        (few,) = grown._lookups("t_user", 9 / 4, 0.25, off=0.0)
+        assert few.note.startswith("25.0% of an epoch was trained")
+        assert not list(grown._lookups("t_user", 9 / 4, 1.0, off=0.5))
     return [one.values() for one in watched.forecasts()]
 
 

@@ -36,8 +36,12 @@ def advice_lines(advice: RegistryAdvice) -> Iterator[str]:
         f"{so_many(cluster.ranks_per_node, 'rank')}, {so_many(advice.batch_size, 'sample')} a rank "
         "and step"
     )
+    alone = cluster.world_size == 1
+    if alone:
+        yield "one rank exchanges nothing; what it hands to collectives comes back to itself"
+    moved = "to itself" if alone else "exchanged"
     rows: list[Sequence[str]] = [
-        ("", "", "ms a step", "samples/s", "exchanged", "between nodes", "memory")
+        ("", "", "ms a step", "samples/s", moved, "between nodes", "memory")
     ]
     room = "no room" if walk.base.lacks else ""
     rows.append(_row("TorchRec's own best plan", room, walk.base))

@@ -162,7 +162,8 @@ def changes_in_words(outlook: Outlook, before: Outlook) -> str:
     """The changes from one outlook to another, of a step and of memory."""
     words = [f"{before.ms:.3g} -> {outlook.ms:.3g} ms a step"]
     sent, now = (sum(one.bytes_by_link.values()) for one in (before, outlook))
-    words.append(f"{in_bytes(sent)} -> {in_bytes(now)} exchanged a rank")
+    if outlook.ledger.prices.cluster.world_size > 1:
+        words.append(f"{in_bytes(sent)} -> {in_bytes(now)} exchanged a rank")
     more = outlook.memory - before.memory
     words.append(f"{in_bytes(more, sign=True)} of memory a rank")
     if outlook.groups and outlook.groups != before.groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -34,8 +35,8 @@ def doctor(
     as_json: AsJson = False,
     sbom: Bill = False,
 ) -> None:
-    """Check versions, packages, torch, devices, names, collectives and the registry; say how to fix
-    what fails."""
+    """Check versions, packages, torch, devices, names, what a launcher has set, collectives and the
+    registry; say how to fix what fails."""
     if sbom:
         from recd_plugins.cli.bill_of_materials import bill_of_materials
 
@@ -48,6 +49,7 @@ def doctor(
         "build": _build,
         "devices": _devices,
         "names": _names,
+        "launcher": _launcher,
         "collectives": lambda: _collectives(ranks),
         "registry": lambda: _registry(registry),
     }
@@ -136,6 +138,30 @@ def _seconds_for_a_name() -> float:
     with suppress(OSError):  # no name server has answered
         socket.getnameinfo((LOOPBACK, 0, 0, 0), 0)
     return time.monotonic() - began
+
+
+def _launcher() -> str:
+    """Check the variables by which a launcher says which rank this is: a shell may still have those
+    of another job."""
+    from recd_plugins.launch.environment import check_rank
+
+    if "RANK" in os.environ:
+        check_rank()
+        rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        there = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        return (
+            f"RANK is {rank} and WORLD_SIZE {ranks}, so `recd train` is rank {rank} alone here, "
+            f"and meets the others at {there}. Where no launcher has just set them: unset RANK "
+            "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+        )
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise RecdError(
+            f"WORLD_SIZE is {shortened(size)}, but RANK is not set: no launcher has started this "
+            "process, yet a plan would ask for other ranks. unset WORLD_SIZE; or start ranks with "
+            "torchrun, which sets both."
+        )
+    return "none has set RANK: `recd train` starts the ranks itself"
 
 
 def _collectives(ranks: int) -> str:

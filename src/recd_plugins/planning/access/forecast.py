@@ -40,6 +40,9 @@ STUDENT = (
 """Student's t at 97.5%, by degrees of freedom: folds less one."""
 LEAST = 0.005
 """How far off a forecast may be, even if all folds agree."""
+STRETCHES = 4
+"""The parts of the first batches that are compared with each other, as the folds are: a run reports
+what its later batches had in all, so that what changes back within a part averages out."""
 EXACT = 16
 """Rows with this many lookups or fewer have a class for each number of lookups."""
 WIDTH = 1.1
@@ -96,8 +99,9 @@ def forecast(
     same way.
 
     If only the first batches are counted, `in_order`, they say less about later ones: these may be
-    as far from their mean as one fold is from the others, and by as much further as the second half
-    of the folds already is from the first (`_Folds.moved`).
+    as far from their mean as one fold is from the others, or one of their `STRETCHES` if these are
+    more alike, and by as much further as the second half of the folds already is from the first
+    (`_Folds.moved`).
     """
     if np.count_nonzero(found.samples) < 2 or not len(found.rows):
         return None
@@ -206,8 +210,8 @@ class _Folds:
 
     def uncertainty(self, in_order: bool) -> Floats:
         """[R + 1] how far off the share may be that the rows up to each band take: Student's t
-        times the deviation of its mean over the held-out folds, or of one more fold if these are
-        the first batches, `in_order`; combined with `LEAST`."""
+        times the deviation of its mean over the held-out folds, or of one more fold or stretch if
+        these are the first batches, `in_order`; combined with `LEAST`."""
         shape = (self.classes, len(self.weight))
 
         def summed(at: Integers, weights: Integers | None = None) -> Floats:
@@ -228,10 +232,10 @@ class _Folds:
                 )
         if len(shares) < 2:
             return np.ones(len(ends))
-        each = np.std(shares, axis=0, ddof=1)
-        deviation = each * np.sqrt(1 / len(shares) + in_order)
-        wide = STUDENT[min(len(shares), len(STUDENT)) - 1] * deviation
-        share = np.mean(shares, axis=0)
+        share, wide = np.mean(shares, axis=0), _deviations(np.array(shares), more=in_order)
+        if in_order and len(shares) >= 2 * STRETCHES:  # in the order of the folds
+            stretches = [part.mean(0) for part in np.array_split(np.array(shares), STRETCHES)]
+            wide = np.minimum(wide, _deviations(np.array(stretches), more=True))
         least = np.minimum(LEAST, np.minimum(share, 1 - share))
         whole: Floats = np.hypot(wide, least) + (self.moved(ends) if in_order else 0.0)
         return np.minimum(whole, 1.0)
@@ -259,7 +263,9 @@ class _Folds:
 
         if len(folds) < 4:
             return np.zeros(len(ends))
-        lost: Floats = kept(fold % 2 == 0) - kept(fold < len(folds) // 2)
+        even = fold % 2 == 0
+        # Both ways round, since the even folds may be of another kind than the odd ones.
+        lost: Floats = (kept(even) + kept(~even)) / 2 - kept(fold < len(folds) // 2)
         return np.maximum(lost, 0.0)
 
     def _ratios(self, counted: Integers, left: Floats, promised: Floats) -> Floats:
@@ -281,6 +287,13 @@ class _Folds:
             ratio[first:last] = had[first:last].sum() / over if over else 0.0
             first = last
         return ratio
+
+
+def _deviations(shares: Floats, *, more: bool) -> Floats:
+    """[N] Student's t times the deviation of the mean of `shares` [K, N], or of one `more`."""
+    deviation = np.std(shares, axis=0, ddof=1) * np.sqrt(1 / len(shares) + more)
+    found: Floats = STUDENT[min(len(shares), len(STUDENT)) - 1] * deviation
+    return found
 
 
 def _classes(most: int) -> Integers:

@@ -25,7 +25,7 @@ from recd_plugins.planning.access.sample import SpreadsBatches
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
 
-__all__ = ["DEVIATIONS", "FIRST", "KeptIds", "read_ahead"]
+__all__ = ["DEVIATIONS", "FEW", "FIRST", "KeptIds", "read_ahead"]
 
 FIRST = 32
 """Batches that are read before the first check whether more are needed; the first batches of a
@@ -116,7 +116,8 @@ class KeptIds(NamedTuple):
 
 def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptIds:
     """The ids of some of this rank's batches, drawn from the first `steps` of the epoch, or from
-    the whole epoch.
+    the whole epoch. If the steps go on after it, later epochs have other batches of the same
+    samples.
 
     Only a loader that `SpreadsBatches` can be read ahead; the sums of any other are empty.
     """
@@ -128,8 +129,9 @@ def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptId
     first = None if steps is None or steps >= length else steps
     size = max(1, FIRST // max(1, places))
     of = (first or length) // min(size, first or length)
+    every = max(of, (steps or 0) // size)
     blocks: dict[int, tuple[int, int]] = {}
-    wanted, found = range(min(FIRST, places)), KeptIds(of=of)
+    wanted, found = range(min(FIRST, places)), KeptIds(of=every)
     while wanted and found.off(ranks) > SURE:
         for block, batch in loader.spread(wanted, size, first):
             if hasattr(batch.dedup, "id_counts"):  # a converter's own type may have none
@@ -138,7 +140,7 @@ def read_ahead(loader: Iterable[Batch], steps: int | None, ranks: int) -> KeptId
             if began is None:
                 began = time.monotonic()
             elif time.monotonic() - began > SECONDS:
-                return KeptIds.each(blocks.values(), of)
-        found = KeptIds.each(blocks.values(), of)
+                return KeptIds.each(blocks.values(), every)
+        found = KeptIds.each(blocks.values(), every)
         wanted = range(wanted.stop, min(2 * wanted.stop, places, of))
     return found

@@ -25,7 +25,7 @@ from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
 from recd_plugins.slots import Callback
 from recd_plugins.tiers.planner.tier_planner import TierPlanner
 from recd_plugins.trainer.measure.beside import Beside, lines
-from recd_plugins.trainer.measure.dedupe_ahead import DEVIATIONS, FIRST, KeptIds, read_ahead
+from recd_plugins.trainer.measure.dedupe_ahead import DEVIATIONS, FEW, FIRST, KeptIds, read_ahead
 
 if TYPE_CHECKING:
     from recd_plugins.planning.prices.ledger import Ledger
@@ -38,6 +38,11 @@ __all__ = ["ONE_IN", "Facts", "ForecastMeter", "coverage_of_saved_plan", "is_cou
 
 COUNTS = 6
 """The numbers that are counted of each table."""
+APART = (
+    "samples change places so that batches are hot, which takes samples of a session apart. To "
+    "keep them together, set cache.hot_batches: false"
+)
+"""Why fewer ids are shared than were forecast, where batches are hot."""
 ONE_IN = 8
 """One batch in so many has its lookups counted by tier."""
 
@@ -124,7 +129,7 @@ class Facts:
         share = float(least)
         counts = dict(zip(names, np.reshape(served, (-1, COUNTS)), strict=True))
         return [
-            *self._coverage(counts, batches),
+            *self._coverage(counts, batches, apart=bool(hot) and came.factor is not None),
             *self._bytes(traffic, dense),
             *_dedupe(ahead, came, hot=bool(hot)),
             *self._time(parts),
@@ -175,9 +180,12 @@ class Facts:
             counts = np.array([*hits, len(ids), lookups.samples, 1, len(ids) ** 2], np.float64)
             self._served[name] = self._served.get(name, np.zeros(COUNTS)) + counts
 
-    def _coverage(self, served: Mapping[str, Any], trained: float) -> Iterator[Beside]:
+    def _coverage(
+        self, served: Mapping[str, Any], trained: float, *, apart: bool
+    ) -> Iterator[Beside]:
         """The shares of lookups that tiers `served`, beside those that were forecast; all ranks
-        have `trained` so many batches."""
+        have `trained` so many batches. `apart`: samples that share ids were taken apart for some
+        batches to be hot."""
         planner, plan = self._of_tiers, self._tier_plan
         if planner is None or plan is None:
             return
@@ -190,7 +198,9 @@ class Facts:
                 continue
             if report is not None and name in report.ledger.tables:
                 off = _off(every, squares, counted)
-                yield from self._lookups(name, every / samples, part, off=off)
+                for one in self._lookups(name, every / samples, part, off=off):
+                    more = apart and one.fact > (one.forecast or 0.0)
+                    yield dataclasses.replace(one, note=APART) if more else one
             if not every:
                 continue
             if report is None or name not in report.ledger.tables:
@@ -232,6 +242,9 @@ class Facts:
         note = (
             "samples look up more or fewer ids than those that were counted, as where lists grow "
             "in the course of a log: count batches of all times"
+            if part == 1
+            else f"{part:.1%} of an epoch was trained, whose samples look up more or fewer ids "
+            "than all of its samples do. To compare the forecast, train one (train.steps)"
         )
         if one.parted:
             yield dataclasses.replace(one, note=note)
@@ -407,10 +420,7 @@ def _dedupe(ahead: KeptIds, came: KeptIds, *, hot: bool = False) -> Iterator[Bes
     if hot and interval is not None:
         # Nobody knows how many sessions that cuts.
         share, interval = f"{share} before samples change places", None
-        note = (
-            "samples change places so that batches are hot, which takes samples of a session "
-            "apart. To keep them together, set cache.hot_batches: false"
-        )
+        note = APART
     one = Beside(
         what=f"dedupe factor{share}",
         unit="factor",
@@ -429,7 +439,7 @@ def _off(every: float, squares: float, batches: float) -> float:
     if batches < 2 or not every:
         return math.inf
     of_batches = max(0.0, batches * squares / every**2 - 1) / (batches - 1)
-    return DEVIATIONS * math.sqrt(of_batches)
+    return FEW.get(round(batches), DEVIATIONS) * math.sqrt(of_batches)
 
 
 def _within(ids: Any, rows: Any) -> int:
