@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from session_tables import HUGE, SCHEMA, expected, mixed_rows, read, rows_of, table_of
 
 from recd_dedup.etl.cluster import ClusterConfig, build_cluster, cluster_buckets
-from recd_dedup.etl.scan import checked_rows
+from recd_dedup.etl.scan import checked_rows, scan
 from recd_dedup.hashing import bucket_of, mix
 from recd_plugins.data.progress import silent
 from recd_plugins.data.schema import Schema, SparseFeature
@@ -145,6 +145,25 @@ def test_a_check_of_many_columns_lists_the_features_as_often_as_of_few(monkeypat
         checked_rows(rows, schema, "here")
         took.append(len(asked))
     assert took[0] == took[1]
+
+
+@pytest.mark.parametrize("skip", [0, 300, 800, 1999])
+def test_a_file_is_opened_once_for_all_of_its_stripes(tmp_path, monkeypatch, skip):
+    """A footer takes as long as it has stripes: opened for each, 13,000 take hours."""
+    rows = mixed_rows(2000)
+    table = table_of(tmp_path / "table", rows)  # of 8 stripes, in 3 files
+    opened, whole = [], Table.opened
+
+    def counted(self, file, **options):
+        opened.append(file.name)
+        return whole(self, file, **options)
+
+    monkeypatch.setattr(Table, "opened", counted)
+    found = pa.concat_tables(scan(table, 1_000, skip=skip))
+    assert found.equals(rows.slice(skip))
+    files = sorted({one.file.name for one in table.stripes})
+    assert opened == files[-len(opened) :]  # each once, and none whose rows are all skipped
+    assert len(opened) == len(files) - skip // (3 * 257)
 
 
 def test_progress_is_reported_in_rows(tmp_path):

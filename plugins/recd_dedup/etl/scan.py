@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,17 +48,25 @@ def decoded_bytes(table: Table) -> int:
 
 def scan(table: Table, chunk_bytes: int, skip: int = 0) -> Iterator[pa.Table]:
     """The rows from row number `skip` on, in chunks of about `chunk_bytes`."""
-    for stripe in table.stripes:
-        if skip >= stripe.num_rows:
-            skip -= stripe.num_rows
-            continue
-        first = 0
-        for chunk in _stripe(stripe, table, chunk_bytes):
-            if skip < chunk.num_rows:
-                rows = table.conform(chunk.slice(skip), str(stripe), first_row=first + skip)
-                yield checked_rows(rows, table.schema, str(stripe))
-            skip = max(0, skip - chunk.num_rows)
-            first += chunk.num_rows
+    for location, stripes in groupby(table.stripes, key=attrgetter("file")):
+        with ExitStack() as opened:
+            file: Any = None
+            for stripe in stripes:
+                if skip >= stripe.num_rows:
+                    skip -= stripe.num_rows
+                    continue
+                if file is None:
+                    # Once for all of its stripes: to parse a footer takes as long as there are
+                    # stripes. With a buffer, the huge column chunks of a foreign file are not read
+                    # whole.
+                    file = opened.enter_context(table.opened(location, buffer_size=1 << 20))
+                first = 0
+                for chunk in _stripe(file, stripe, table, chunk_bytes):
+                    if skip < chunk.num_rows:
+                        rows = table.conform(chunk.slice(skip), str(stripe), first_row=first + skip)
+                        yield checked_rows(rows, table.schema, str(stripe))
+                    skip = max(0, skip - chunk.num_rows)
+                    first += chunk.num_rows
 
 
 def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
@@ -81,20 +93,18 @@ def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
         ) from error
 
 
-def _stripe(stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table]:
+def _stripe(file: Any, stripe: Stripe, table: Table, chunk_bytes: int) -> Iterator[pa.Table]:
     columns = table.file_columns(table.schema.columns)
-    # With a buffer, the huge column chunks of a foreign file are not read whole.
-    with table.opened(stripe.file, buffer_size=1 << 20) as file:
-        per_row = _group_bytes(file.metadata, stripe.group, columns, file.dedupe_factor) / (
-            stripe.stored or stripe.num_rows
-        )
-        batches = file.iter_batches(
-            batch_size=max(1, int(chunk_bytes / per_row)),
-            row_groups=[stripe.group],
-            columns=list(table.asked(file, stripe, columns)),
-        )
-        for batch in batches:
-            yield table.taken(pa.Table.from_batches([batch]), stripe, columns)
+    per_row = _group_bytes(file.metadata, stripe.group, columns, file.dedupe_factor) / (
+        stripe.stored or stripe.num_rows
+    )
+    batches = file.iter_batches(
+        batch_size=max(1, int(chunk_bytes / per_row)),
+        row_groups=[stripe.group],
+        columns=list(table.asked(file, stripe, columns)),
+    )
+    for batch in batches:
+        yield table.taken(pa.Table.from_batches([batch]), stripe, columns)
 
 
 def _group_bytes(
