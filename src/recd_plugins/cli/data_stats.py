@@ -218,6 +218,8 @@ def _print(part: StatsTable) -> None:
     from rich.console import Console
     from rich.table import Table as Drawn
 
+    from recd_plugins.cli.whole_tables import print_table
+
     drawn = Drawn(box=SIMPLE)
     for index, column in enumerate(part.columns):
         numbers = all(row[index][:1].isdigit() for row in part.rows)
@@ -227,7 +229,7 @@ def _print(part: StatsTable) -> None:
     console = Console(highlight=False, markup=False)
     console.print(part.title)
     if part.rows:
-        console.print(drawn)
+        print_table(drawn, console)
     for note in part.notes:
         console.print(f"  {note}")
     console.print()

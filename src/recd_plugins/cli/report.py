@@ -117,9 +117,9 @@ def _show(
     quartiles: dict[str, dict[str, tuple[float, float]]],
     parts: dict[str, dict[str, float]],
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from recd_plugins.cli.whole_tables import print_table
     from recd_plugins.report.drawing import number
     from recd_plugins.trainer.measure.runs_compared import COLUMNS
 
@@ -142,4 +142,4 @@ def _show(
     for part in dict.fromkeys(part for one in parts.values() for part in one):
         each = [one.get(part) for one in parts.values()]
         table.add_row(f"  {part}", *map(cell, each))
-    Console().print(table)
+    print_table(table)

@@ -188,6 +188,8 @@ def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from recd_plugins.cli.whole_tables import print_table
+
     title = f"{summary['run']}: {so_many(summary['step'], 'step')}"
     table = Table(title=title, title_justify="left")
     for column in ("split", "loss", "NE", "AUC", "samples"):
@@ -204,7 +206,7 @@ def _show(summary: dict[str, Any]) -> None:
                 f"{metrics['samples']:,}",
             )
     console = Console()
-    console.print(table)
+    print_table(table, console)
     console.print(
         f"{summary['samples_per_second']:,.0f} samples/s on "
         f"{so_many(summary['world_size'], 'rank')} of "

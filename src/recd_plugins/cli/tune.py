@@ -236,6 +236,8 @@ def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from recd_plugins.cli.whole_tables import print_table
+
     what = (
         "all that torch allocates"
         if found["device"] == "cuda"
@@ -263,7 +265,7 @@ def _show(found: dict[str, Any]) -> None:
     table.add_row("batch per rank", *sizes)
     for key, label in (("memory_mib", "MiB"), ("samples_per_second", "samples/s")):
         table.add_row(label, *("" if one is None else f"{one[key]:,.0f}" for one in best))
-    console.print(table)
+    print_table(table, console)
     if found["gain"] is not None:
         console.print(f"dedup fits batches {found['gain']:.2f} times as large")
     if any(side["exhausted"] for side in found["sides"].values()):

@@ -241,6 +241,8 @@ def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from recd_plugins.cli.whole_tables import print_table
+
     console = Console(highlight=False)
     rows = [(name, row) for name, side in found["sides"].items() for row in side]
     if found["loss"] is None:
@@ -264,7 +266,7 @@ def _show(found: dict[str, Any]) -> None:
             _seconds(row),
             "best" if times and row["seconds"] == min(times) else "",
         )
-    console.print(table)
+    print_table(table, console)
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
