@@ -69,6 +69,23 @@ def test_its_chunks_are_its_stripes_in_order(folder: Path) -> None:
     )
 
 
+def test_a_file_is_opened_once_for_all_of_its_chunks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, found = Table.open(folder / "train"), []
+    whole = pa.concat_tables(map(table.read, table.stripes))
+    opened = Table.opened
+
+    def counted(self: Table, file: Path, **options: Any) -> Any:
+        found.append(file)
+        return opened(self, file, **options)
+
+    monkeypatch.setattr(Table, "opened", counted)
+    assert pa.concat_tables(table.each_read()).equals(whole)
+    assert found == sorted({one.file for one in table.stripes})
+    assert len(found) < len(table.stripes)
+
+
 def test_columns_that_the_schema_does_not_name_are_left_out(folder: Path) -> None:
     narrow = Schema(session_id=None, timestamp=None, sparse=(SCHEMA.feature("shop"),))
     dataset = build_parquet(config(folder, schema=foreign(narrow)), Context())
@@ -101,7 +118,7 @@ def test_a_table_of_another_program_takes_its_schema_from_the_registry(tmp_path:
     )
     assert tables.train.num_rows == 3
     assert tables.schema == schema
-    with pytest.raises(DataError, match=r"a.parquet: carries no 'recd_schema' in its footer.*Give"):
+    with pytest.raises(DataError, match=r"a.parquet: carries no 'recd_schema'.*by --schema"):
         build_parquet(config(tmp_path), Context()).prepare(tmp_path / "data")
 
 

@@ -114,8 +114,7 @@ class ParquetTables(Dataset, GivesNotices):
 
     def chunks(self, split: Split) -> Iterator[pa.Table]:
         if self.in_place:
-            table = self._open(split)
-            yield from (table.read(stripe) for stripe in table.stripes)
+            yield from self._open(split).each_read()
         else:
             yield from self._left(split)
 

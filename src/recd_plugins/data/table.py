@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -190,9 +191,22 @@ class Table:
 
     def read(self, stripe: Stripe, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of a stripe: all columns of the schema, or some of them."""
-        wanted = self.schema.columns if columns is None else tuple(columns)
         with self.opened(stripe.file) as file:
-            chunk = self.stored(file, stripe, self.file_columns(wanted))
+            return self._read(file, stripe, columns)
+
+    def each_read(self) -> Iterator[pa.Table]:
+        """The rows of each stripe; a file is opened once for all of its stripes, since parsing a
+        footer takes as long as it has stripes."""
+        for location, stripes in groupby(self.stripes, key=lambda one: one.file):
+            with self.opened(location) as file:
+                for stripe in stripes:
+                    yield self._read(file, stripe)
+
+    def _read(
+        self, file: OpenedFile, stripe: Stripe, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        wanted = self.schema.columns if columns is None else tuple(columns)
+        chunk = self.stored(file, stripe, self.file_columns(wanted))
         return _wide(self.conform(chunk, str(stripe), wanted))
 
     def stored(
@@ -386,8 +400,8 @@ def _schema_of(file: Location, footer: pq.FileMetaData) -> Schema:
     if text is None:
         raise DataError(
             f"{file}: carries no {METADATA_KEY.decode()!r} in its footer, so nothing says what its "
-            "columns mean. `recd data schema` suggests a schema: give it by --schema, or in "
-            "registry.yaml under `dataset.schema`."
+            "columns mean. Give a schema by --schema, or in registry.yaml under `dataset.schema`; "
+            "`recd data schema` suggests one."
         )
     return Schema.from_json(text, str(file))
 
