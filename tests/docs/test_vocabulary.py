@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,13 @@ def test_no_two_classes_share_a_name() -> None:
         and not (name.startswith("NewPlugin") and all(TEMPLATES in place for place in found))
     }
     assert not shared, f"give each a name that says what it is, as docs/glossary.md does: {shared}"
+
+
+def test_no_two_files_of_tests_share_a_name() -> None:
+    """Pytest imports them by it, so that no test at all would run."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(names) > 100
+    assert not {name: count for name, count in names.items() if count > 1}
 
 
 def test_no_name_or_docstring_has_a_word_that_was_given_up() -> None:

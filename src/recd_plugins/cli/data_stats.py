@@ -218,7 +218,7 @@ def _print(part: StatsTable) -> None:
     from rich.console import Console
     from rich.table import Table as Drawn
 
-    from recd_plugins.cli.whole_tables import print_table
+    from recd_plugins.cli.printed_tables import print_table
 
     drawn = Drawn(box=SIMPLE)
     for index, column in enumerate(part.columns):

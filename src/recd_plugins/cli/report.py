@@ -119,7 +119,7 @@ def _show(
 ) -> None:
     from rich.table import Table
 
-    from recd_plugins.cli.whole_tables import print_table
+    from recd_plugins.cli.printed_tables import print_table
     from recd_plugins.report.drawing import number
     from recd_plugins.trainer.measure.runs_compared import COLUMNS
 

@@ -188,7 +188,7 @@ def _show(summary: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from recd_plugins.cli.whole_tables import print_table
+    from recd_plugins.cli.printed_tables import print_table
 
     title = f"{summary['run']}: {so_many(summary['step'], 'step')}"
     table = Table(title=title, title_justify="left")

@@ -236,7 +236,7 @@ def _show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from recd_plugins.cli.whole_tables import print_table
+    from recd_plugins.cli.printed_tables import print_table
 
     what = (
         "all that torch allocates"

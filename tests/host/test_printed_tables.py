@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from recd_plugins.cli.whole_tables import print_table
+from recd_plugins.cli.printed_tables import print_table
 
 
 def printed(*, terminal: bool, width: int = 40) -> str:
