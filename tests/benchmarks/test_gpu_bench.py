@@ -61,6 +61,7 @@ def test_what_is_not_timed_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) ->
         "build": doctor._build(),
         "devices": doctor._devices(),
         "names": doctor._names(),
+        "launcher": doctor._launcher(),
         "collectives": "all-to-all and all-reduce over 2 ranks",
         "registry": doctor._registry(ROOT / "registry.yaml").replace(f"{ROOT}/", ""),
     }
