@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -48,25 +46,33 @@ def decoded_bytes(table: Table) -> int:
 
 def scan(table: Table, chunk_bytes: int, skip: int = 0) -> Iterator[pa.Table]:
     """The rows from row number `skip` on, in chunks of about `chunk_bytes`."""
-    for location, stripes in groupby(table.stripes, key=attrgetter("file")):
-        with ExitStack() as opened:
-            file: Any = None
-            for stripe in stripes:
-                if skip >= stripe.num_rows:
-                    skip -= stripe.num_rows
-                    continue
-                if file is None:
-                    # Once for all of its stripes: to parse a footer takes as long as there are
-                    # stripes. With a buffer, the huge column chunks of a foreign file are not read
-                    # whole.
-                    file = opened.enter_context(table.opened(location, buffer_size=1 << 20))
-                first = 0
-                for chunk in _stripe(file, stripe, table, chunk_bytes):
-                    if skip < chunk.num_rows:
-                        rows = table.conform(chunk.slice(skip), str(stripe), first_row=first + skip)
-                        yield checked_rows(rows, table.schema, str(stripe))
-                    skip = max(0, skip - chunk.num_rows)
-                    first += chunk.num_rows
+    for location, there in groupby(_stripes_from(table, skip), key=lambda part: part[0].file):
+        # Once for all of its stripes: to parse a footer takes as long as there are stripes. With a
+        # buffer, the huge column chunks of a foreign file are not read whole.
+        with table.opened(location, buffer_size=1 << 20) as file:
+            for stripe, before in there:
+                yield from _rows(file, stripe, table, chunk_bytes, before)
+
+
+def _stripes_from(table: Table, skip: int) -> Iterator[tuple[Stripe, int]]:
+    """The stripes that have rows from row number `skip` on, each with how many of its rows come
+    before."""
+    for stripe in table.stripes:
+        if skip < stripe.num_rows:
+            yield stripe, skip
+        skip = max(0, skip - stripe.num_rows)
+
+
+def _rows(
+    file: Any, stripe: Stripe, table: Table, chunk_bytes: int, skip: int
+) -> Iterator[pa.Table]:
+    first = 0
+    for chunk in _stripe(file, stripe, table, chunk_bytes):
+        if skip < chunk.num_rows:
+            rows = table.conform(chunk.slice(skip), str(stripe), first_row=first + skip)
+            yield checked_rows(rows, table.schema, str(stripe))
+        skip = max(0, skip - chunk.num_rows)
+        first += chunk.num_rows
 
 
 def checked_rows(chunk: pa.Table, schema: Schema, where: str) -> pa.Table:
