@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -156,18 +156,26 @@ def test_a_forecast_is_what_later_batches_look_up(exponent: float, batches: int)
     assert rows.appearing(100) == pytest.approx(-np.expm1(400 * np.log1p(-chance)).sum(), rel=0.03)
 
 
-def test_the_first_batches_say_less_of_later_ones() -> None:
-    """Rows rise and fall: what 16 folds agree on in their mean, a later one need not."""
+def ten_hot_rows(
+    share: Callable[[int], float], *, batches: int, seed: int
+) -> tuple[RowCounter, list[float]]:
+    """The counts of the first FOLDS batches, of each of which ten rows have a `share`; and the
+    shares that they have of the others."""
     counter, served = RowCounter(ROWS), []
-    draw = np.random.default_rng(3)
-    for number in range(32):
-        hot = 0.3 + 0.2 * np.sin(number)  # the share of ten rows
-        ids = np.where(draw.random(2000) < hot, draw.integers(0, 10, 2000), 10)
+    draw = np.random.default_rng(seed)
+    for number in range(batches):
+        ids = np.where(draw.random(2000) < share(number), draw.integers(0, 10, 2000), 10)
         ids = np.where(ids == 10, draw.integers(10, ROWS, 2000), ids)
         if number < FOLDS:
             counter.add(ids, 500, number)
         else:
-            served.append(np.mean(ids < 10))
+            served.append(float(np.mean(ids < 10)))
+    return counter, served
+
+
+def test_the_first_batches_say_less_of_later_ones() -> None:
+    """Rows rise and fall: what 16 folds agree on in their mean, a later one need not."""
+    counter, served = ten_hot_rows(lambda number: 0.3 + 0.2 * math.sin(number), batches=32, seed=3)
     held = []
     for in_order in (False, True):
         low, high = counter.distribution(sample=True, in_order=in_order).interval(10)
@@ -181,16 +189,9 @@ def test_kinds_of_batches_that_take_turns_are_known_once_they_took_enough(
     each: int, known: bool
 ) -> None:
     """So many folds have ten hot rows, the next as many others: a run has both alike."""
-    counter, served = RowCounter(ROWS), []
-    draw = np.random.default_rng(5)
-    for number in range(64):
-        hot = 0.9 if number // each % 2 else 0.1
-        ids = np.where(draw.random(2000) < hot, draw.integers(0, 10, 2000), 10)
-        ids = np.where(ids == 10, draw.integers(10, ROWS, 2000), ids)
-        if number < FOLDS:
-            counter.add(ids, 500, number)
-        else:
-            served.append(np.mean(ids < 10))
+    counter, served = ten_hot_rows(
+        lambda number: 0.9 if number // each % 2 else 0.1, batches=64, seed=5
+    )
     low, high = counter.distribution(sample=True, in_order=True).interval(10)
     assert low <= np.mean(served) <= high
     assert (high - low < 0.1) is known
