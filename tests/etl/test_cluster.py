@@ -149,7 +149,7 @@ def test_a_check_of_many_columns_lists_the_features_as_often_as_of_few(monkeypat
 
 @pytest.mark.parametrize("skip", [0, 300, 800, 1999])
 def test_a_file_is_opened_once_for_all_of_its_stripes(tmp_path, monkeypatch, skip):
-    """A footer takes as long as it has stripes: opened for each, 13,000 take most of an hour."""
+    """A footer takes as long as it has stripes: opened for each, they take the square of that."""
     rows = mixed_rows(2000)
     table = table_of(tmp_path / "table", rows)  # of 8 stripes, in 3 files
     opened, whole = [], Table.opened

@@ -143,16 +143,15 @@ def _seconds_for_a_name() -> float:
 def _launcher() -> str:
     """Check the variables by which a launcher says which rank this is: a shell may still have those
     of another job."""
-    from recd_plugins.launch.environment import check_rank
+    from recd_plugins.launch.environment import check_rank, meeting_place
 
     if "RANK" in os.environ:
         check_rank()
         rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
-        there = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         return (
             f"RANK is {rank} and WORLD_SIZE {ranks}, so `recd train` is rank {rank} alone here, "
-            f"and meets the others at {there}. Where no launcher has just set them: unset RANK "
-            "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+            f"and meets the others at {meeting_place()}. Where no launcher has just set them: "
+            "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
         )
     size = os.environ.get("WORLD_SIZE", "1")
     if size != "1":

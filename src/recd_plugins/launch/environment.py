@@ -29,6 +29,7 @@ __all__ = [
     "die_with_parent",
     "launchers_store",
     "loopback_store",
+    "meeting_place",
     "rank_environment",
     "ranks_of_a_node",
     "stops_here",
@@ -120,6 +121,12 @@ def check_rank() -> None:
             "RANK is set, so this is one rank of a job, but MASTER_ADDR is not set, so it is "
             "unknown where the ranks meet. Start them with torchrun; or unset RANK."
         )
+
+
+def meeting_place() -> str:
+    """The address and port at which the ranks of this process's job meet, once `check_rank` has
+    passed."""
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
 def loopback_store(world_size: int) -> Any:

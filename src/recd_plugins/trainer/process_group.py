@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.errors import CapabilityError, so_many, without_frames
-from recd_plugins.launch.environment import check_rank
+from recd_plugins.launch.environment import check_rank, meeting_place
 from recd_plugins.launch.first_failure import left_failures
 from recd_plugins.notices import noticed_if_long
 from recd_plugins.registry.capability import check_gpus
@@ -54,9 +54,9 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
     except dist.DistError as error:
         raise CapabilityError(
             f"RANK is set, so this is rank {rank} of {so_many(world_size, 'rank')}, which do not "
-            f"meet at {_where()} ({without_frames(error)}). Start all of them, as torchrun does, "
-            "with a host that all reach and a free port (MASTER_ADDR, MASTER_PORT); or unset RANK, "
-            "and the ranks of this machine are started here."
+            f"meet at {meeting_place()} ({without_frames(error)}). Start all of them, as torchrun "
+            "does, with a host that all reach and a free port (MASTER_ADDR, MASTER_PORT); or unset "
+            "RANK, and the ranks of this machine are started here."
         ) from error
     try:
         with left_failures():
@@ -65,15 +65,11 @@ def process_group(stack: Stack) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-def _where() -> str:
-    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-
-
 def _waits(rank: int, world_size: int) -> str:
     return (
         f"RANK is set, so this is rank {rank} of {so_many(world_size, 'rank')}, and has waited "
-        f"{LONG:.0f} s to meet the others at {_where()}. If the variables are left from another "
-        "job, unset RANK, and the ranks of this machine are started here."
+        f"{LONG:.0f} s to meet the others at {meeting_place()}. If the variables are left from "
+        "another job, unset RANK, and the ranks of this machine are started here."
     )
 
 
