@@ -385,7 +385,7 @@ def test_what_was_counted_is_explained() -> None:
     first = count_sample(own, tables, most=5).explain()
     assert first.startswith("counted: 2,560 samples, 50.0% of an epoch, the first of the trainer")
     assert "from all over it" in count_sample(Drawn(1.05), tables, most=5).explain()
-    every = count_sample(own, tables, most=10).explain()
+    every = count_sample(own, tables, most=10).explain()  # a list, of which no next epoch is read
     assert every.startswith("counted: 5,120 samples, 100.0% of an epoch, from all over it. If the")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.errors import DataError, nearest, so_many
+from recd_plugins.errors import DataError, listed, nearest, so_many
 from recd_plugins.planning.access.counting import (
     EXACT_ROWS,
     Counter,
@@ -136,12 +136,17 @@ class Tally:
     batches: int = 0
     """The number of batches with these samples; if no batch had a sample, the number of batches
     without one."""
+    left_out: int = 0
+    """The number of further batches, each too small to be counted."""
     epoch: float = 0
     """The number of batches of an epoch, on all ranks; 0 if it is not known."""
     in_order: bool = False
     """Whether these are the first batches of loaders that can only read in their own order."""
     alike: bool = False
     """Whether these are the counts of several ranks that read the same batches."""
+    comes_again: Mapping[str, float] | None = None
+    """The share of each table's counted lookups that an epoch has again, as its next one showed;
+    the others are drawn anew. None if no other epoch was seen."""
     counters: dict[str, Counter] = field(init=False)
     bags: dict[str, SampledBags] = field(init=False)
     """A sample of the bags of the tables that are summed over bags."""
@@ -178,6 +183,7 @@ class Tally:
         self.weighted |= lookups.weighted
         size = lookups.samples
         if 2 * size < self.batch_size:
+            self.left_out += 1
             return
         self.came(size, 1)
         if not size:
@@ -206,6 +212,7 @@ class Tally:
     def merge(self, other: Tally) -> None:
         """Add the counts of other batches of the same epoch, and free the other's counters."""
         self.came(other.samples, other.batches)
+        self.left_out += other.left_out
         self.epoch = max(self.epoch, other.epoch)
         self.variable |= other.variable
         self.weighted |= other.weighted
@@ -226,8 +233,8 @@ class Tally:
 
     @property
     def counted_share(self) -> float:
-        """The share of an epoch's batches that was counted; 0 if it is not known."""
-        return min(self.batches / self.epoch, 1.0) if self.epoch else 0.0
+        """The share of an epoch's batches that was read; 0 if it is not known."""
+        return min((self.batches + self.left_out) / self.epoch, 1.0) if self.epoch else 0.0
 
     def shares_of_no_row(self, profile: Profile) -> dict[str, float]:
         """The share of each table's ids that are not a row of it, for tables with such ids."""
@@ -242,18 +249,34 @@ class Tally:
         counted = f"{so_many(self.samples, 'sample')}{share}"
         if not self.in_order or self.counted_share == 1:
             found = f"counted: {counted}, from all over it" if share else f"counted: {counted}"
-            if self.in_order:
-                found += (
-                    ". If the trainer's loader draws ids anew in each epoch, as negatives, other "
-                    "rows come later than these: pass it without a length"
-                )
-            return found
+            return found + self._of_other_epochs() if self.in_order else found
         return (
             f"counted: {counted}, the first of the trainer's own loader: what comes later is taken "
             "to be like them, and intervals are as wide as such batches differ, and as rows drift "
             "within them. Where rows drift, re-tier (train.retier_every), or count a profile of "
             "batches from all over the data"
         )
+
+    def _of_other_epochs(self) -> str:
+        """What is known of the epochs after one that was counted, in words."""
+        if self.comes_again is None:
+            return (
+                ". If the trainer's loader draws ids anew in each epoch, as negatives, other rows "
+                "come later than these: pass it without a length"
+            )
+        anew = {name: 1 - share for name, share in self.comes_again.items() if share < 1}
+        if not anew:
+            return "; its next epoch began with the same rows"
+        tables = listed([f"{name} ({share:.0%})" for name, share in anew.items()], kind="table")
+        return (
+            "; its next epoch began with ids that are drawn anew, so that later ones are forecast "
+            f"as if these had not been seen: {tables}"
+        )
+
+    def exact(self, name: str) -> RowCounter | None:
+        """The exact counts of a table; None if a sketch has given them up."""
+        counter = self.counters[name]
+        return counter if isinstance(counter, RowCounter) else counter.exact
 
     def distributions(self) -> Iterator[tuple[str, RowDistribution]]:
         """The forecast lookups of each table that is counted exactly."""
@@ -284,7 +307,8 @@ class Tally:
         return Profile(rows=rows, samples=self.samples, batch_size=self.batch_size)
 
     def _rows(self, name: str, share: float) -> RowDistribution:
-        counter = self.counters.pop(name)
+        share *= (self.comes_again or {}).get(name, 1.0)
+        exact, counter = self.exact(name), self.counters.pop(name)
         rows = distribution(
             counter,
             self.counted[name].num_rows,
@@ -292,7 +316,6 @@ class Tally:
             counted_share=share,
             in_order=self.in_order,
         )
-        exact = counter if isinstance(counter, RowCounter) else counter.exact
         if exact is None or name not in self.bags:
             return rows
         return replace(rows, whole_bags=self.bags[name].whole(exact, share))

@@ -60,7 +60,7 @@ BEGINS_ANEW = {
 second `iter` would rewind persistent workers, and torchdata's loader, once asked for its state, has
 an iterator that its next `iter` returns."""
 ABSENT = object()
-"""Stands for an attribute that is not there."""
+"""Stands for an attribute, or a batch, that is not there."""
 
 
 class Peeked(WrappedLoader, Generic[T]):
@@ -117,7 +117,8 @@ class Peeked(WrappedLoader, Generic[T]):
 
 
 class Look:
-    """The first batches of an iterable, read in one pass as they are asked for.
+    """The first batches of an iterable, read in one pass as they are asked for, and those of its
+    next epoch.
 
     An iterable is iterated anew. `close` puts these back: its position (`state_dict`); the
     positions of datasets, samplers and stages in it, such as epoch numbers; their contents, such as
@@ -157,6 +158,15 @@ class Look:
     def __iter__(self) -> Iterator[Any]:
         """All batches from the first one, once."""
         yield from self._first
+        for batch in self._running:  # noqa: UP028 - it goes on where this iterator is closed
+            yield batch
+
+    def next_epoch(self) -> Iterator[Any]:
+        """The batches of a further epoch, once this one was read; none if it was not read to its
+        end, or if it can only be read ahead. `close` takes them back, too."""
+        if isinstance(self._batches, Peeked) or next(self._running, ABSENT) is not ABSENT:
+            return
+        self._running = iter(self._batches)
         yield from self._running
 
     def close(self) -> None:

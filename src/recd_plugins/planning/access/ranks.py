@@ -81,7 +81,7 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
         for marked in (tally.variable, tally.weighted)
         for name in _features(tally)
     ]
-    head = [tally.samples, tally.batches, round(tally.epoch), *marks]
+    head = [tally.samples, tally.batches, tally.left_out, round(tally.epoch), *marks]
     _send_numbers(np.array(head), to, group)
     for counter in tally.counters.values():
         counts, numbers = counter.state()
@@ -99,12 +99,13 @@ def _send(tally: Tally, to: int, group: ProcessGroup) -> None:
 
 def _receive(tally: Tally, source: int, group: ProcessGroup) -> None:
     features = _features(tally)
-    head = _receive_numbers((3 + 2 * len(features),), source, group).tolist()
-    samples, batches, epoch, *marks = head
+    head = _receive_numbers((4 + 2 * len(features),), source, group).tolist()
+    samples, batches, left_out, epoch, *marks = head
     variable, weighted = marks[: len(features)], marks[len(features) :]
     tally.variable |= {name for name, marked in zip(features, variable, strict=True) if marked}
     tally.weighted |= {name for name, marked in zip(features, weighted, strict=True) if marked}
     tally.came(samples, batches)
+    tally.left_out += left_out
     tally.epoch += epoch
     for counter in tally.counters.values():
         kinds, length, count = _receive_numbers((3,), source, group).tolist()

@@ -95,6 +95,17 @@ class RowCounter:
         others = self.samples - self._samples[folds]
         return every, (every - own) * self.samples / np.maximum(others, 1)
 
+    def by_fold(self, rows: Integers) -> tuple[Floats, Floats]:
+        """[FOLDS] the lookups of some rows, which ascend; and those of all rows."""
+        pairs, lookups, _ = self.counted
+        each, folds = np.divmod(pairs, FOLDS)
+        at = np.minimum(np.searchsorted(rows, each), len(rows) - 1)
+        some, every = (
+            np.bincount(folds, weights, FOLDS).astype(np.float64)
+            for weights in (lookups * (rows[at] == each), lookups)
+        )
+        return some, every
+
     def bands_of(self, lookups: Floats) -> Integers:
         """For each number of lookups, the band of `distribution` in which such rows are."""
         each = np.unique(of_rows(self.counted)[1])[::-1].astype(np.float64)

@@ -14,6 +14,7 @@ from recd_plugins.planning.access.access_profile import Counted, Tally
 from recd_plugins.planning.access.distribution import Floats
 from recd_plugins.planning.access.forecast import FOLDS
 from recd_plugins.planning.access.ranks import BatchesOfRanks, counted_alike, gathered
+from recd_plugins.planning.access.second_epoch import see_next_epoch
 from recd_plugins.planning.together import together
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def count_sample(
     all ranks.
 
     If a loader `SpreadsBatches`, batches are counted until the forecast is `SETTLED` or `SECONDS`
-    have passed; otherwise the first batches are counted, in the loader's order. Every rank of the
+    have passed; otherwise the first batches are counted, in the loader's order, and if these are a
+    whole epoch, the next one says whether ids come again (`see_next_epoch`). Every rank of the
     group calls this. `met` is called with the number of batches that this process has counted.
     """
     began, whole = time.monotonic(), Tally(counted=tables)
@@ -94,6 +96,8 @@ def count_sample(
         if enough:
             break
         blocks = range(blocks.stop, 2 * blocks.stop)
+    if whole.in_order:
+        see_next_epoch(whole, batches, features, group)
     return whole
 
 
