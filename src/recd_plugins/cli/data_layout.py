@@ -136,12 +136,11 @@ MIB = 2**20
 
 
 def _draw(found: TableLayout, readings: dict[str, Reading]) -> None:
-    from rich.console import Console
     from rich.table import Table as Drawn
 
+    from recd_plugins.cli.printed_tables import print_table
     from recd_plugins.data.layout import why_rewrite
 
-    console = Console()
     columns = Drawn(
         title=f"{found.path}: {so_many(found.num_rows, 'row')} in {so_many(found.files, 'file')} "
         f"and {so_many(found.stripes, 'stripe')} of {so_many(found.rows_per_stripe, 'row')}, "
@@ -160,7 +159,7 @@ def _draw(found: TableLayout, readings: dict[str, Reading]) -> None:
             one.codec,
             "yes" if one.name in readings["what is read"].columns else "",
         )
-    console.print(columns)
+    print_table(columns)
     costs = Drawn("MiB of", "columns", "I/Os", "wanted", "read", "HDD", "SSD", "S3")
     for what, cost in readings.items():
         costs.add_row(
@@ -171,6 +170,6 @@ def _draw(found: TableLayout, readings: dict[str, Reading]) -> None:
             f"{cost.read / MIB:,.2f}",
             *(f"{seconds:,.2f} s" for seconds in cost.seconds.values()),
         )
-    console.print(costs)
+    print_table(costs)
     if why := why_rewrite(found.num_rows, found.stripes):
         print(why)

@@ -48,8 +48,9 @@ def show(
 
 
 def _draw(table: Location, opened: Table, size: int) -> None:
-    from rich.console import Console
     from rich.table import Table as Drawn
+
+    from recd_plugins.cli.printed_tables import print_table
 
     drawn = Drawn(
         title=f"{table}: {so_many(opened.num_rows, 'row')}, "
@@ -75,4 +76,4 @@ def _draw(table: Location, opened: Table, size: int) -> None:
         what = f"{feature.kind} {'sequence' if feature.sequence else 'ids'}"
         what += " with weights" if feature.scored else ""
         drawn.add_row(feature.name, what, f"[0, {feature.num_ids:,})", feature.table_name)
-    Console().print(drawn)
+    print_table(drawn)
