@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import yaml
 
@@ -256,6 +258,69 @@ def test_a_pair_whose_id_stands_for_a_null_is_left_out_with_its_weight() -> None
     found = conform(pa.table({"label": [0.0, 1.0], "f": pairs}), given, "t")
     assert found["f"].to_pylist() == [[1], [3]]
     assert found[given.conformed.sparse[0].weights_name].to_pylist() == [[0.5], [4.0]]
+
+
+@pytest.mark.parametrize("nulls", ["empty", {"value": 9}, "drop"], ids=["empty", "value", "drop"])
+@pytest.mark.parametrize("form", ["lists", "large", "sliced", "chunked"])
+def test_weights_in_a_column_of_their_own_are_as_those_of_pairs(form: str, nulls: Any) -> None:
+    pair = pa.struct([("item", pa.uint16()), ("score", pa.float64())])
+    rows = [row and [each or (None, None) for each in row] for row in PAIRS]
+    structs = [row and [{"item": each[0], "score": each[1]} for each in row] for row in rows]
+    chunk = pa.table({"label": [0] * 5, "cart": pa.array(structs, pa.list_(pair))})
+    feature = {"name": "cart", "num_ids": 10, "nulls": nulls}
+    together = conform(chunk, schema(sparse=[{**feature, "scored": True}]), "here")
+    apart = [
+        pa.array([row and [each[at] for each in row] for row in rows], pa.list_(kind))
+        for at, kind in enumerate((pa.uint16(), pa.float64()))
+    ]
+    if form == "large":
+        apart = [one.cast(pa.large_list(one.type.value_type)) for one in apart]
+    elif form == "sliced":
+        apart = [pa.concat_arrays([one[:2], one, one[:1]]).slice(2, 5) for one in apart]
+    columns = [pa.chunked_array([one]) for one in apart]
+    if form == "chunked":  # each in chunks of its own
+        columns = [pa.chunked_array([one[:at], one[at:]]) for at, one in enumerate(apart, 2)]
+    mine = schema(sparse=[{**feature, "weights": "score"}])
+    assert mine.columns == ("label", "cart", "score")
+    table = pa.table({"label": [0] * 5, "cart": columns[0], "score": columns[1]})
+    dropped = Counter[str]()
+    found = conform(table, mine, "here", dropped=dropped)
+    assert found == together
+    assert bool(dropped) == (nulls == "drop")
+
+
+def test_weights_of_a_column_of_their_own_may_be_absent_or_of_one_id_a_row() -> None:
+    mine = schema(sparse=[{"name": "cart", "num_ids": 10, "weights": "score", "ids": "hash"}])
+    for ids, score, lengths, weights in (
+        (["a", None, "b"], pa.array([2, 1, None]), [1, 0, 0], [[2], [], []]),
+        ([["a", "b"], [], None], pa.array([[2, math.inf], [], None]), [1, 0, 0], [[2], [], []]),
+        ([["a", "b"], [], ["c"]], pa.array([None, [], [1.0]]), [0, 0, 1], [[], [], [1]]),
+        ([["a", "b"], [], None], pa.nulls(3), [0, 0, 0], [[], [], []]),
+    ):
+        table = pa.table({"label": [0] * 3, "cart": ids, "score": score})
+        found = conform(table, mine, "here")
+        assert pc.list_value_length(found["cart"]).to_pylist() == lengths
+        assert found["cart_weights"].to_pylist() == weights
+
+
+def test_weights_of_a_column_of_their_own_that_do_not_fit_are_refused() -> None:
+    mine = schema(sparse=[{"name": "cart", "num_ids": 10, "weights": "score"}])
+    ids = [[1, 2], [3], []]
+    for score, what in (
+        ([[1.0, 2.0], [1.0, 2.0], []], "'cart' holds 1 id and 'score' 2 weights in row 1"),
+        (
+            [["x", "y"], ["z"], []],
+            "column 'score' is list<item: string>, but the weights of",
+        ),
+    ):
+        with pytest.raises(DataError, match=re.escape(what)):
+            conform(pa.table({"label": [0] * 3, "cart": ids, "score": score}), mine, "here")
+    with pytest.raises(DataError, match="column 'score' is not there"):
+        conform(pa.table({"label": [0] * 3, "cart": ids}), mine, "here")
+    pairs = pa.array([[(1, 0.5)], [], []], pa.map_(pa.int64(), pa.float32()))
+    table = pa.table({"label": [0] * 3, "cart": pairs, "score": [[1.0], [], []]})
+    with pytest.raises(DataError, match="`scored: true` for cart, without `weights`"):
+        conform(table, mine, "here")
 
 
 def test_a_scored_feature_needs_pairs() -> None:

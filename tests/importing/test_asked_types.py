@@ -16,6 +16,7 @@ from strangers_files import PACKINGS, text
 
 from recd_plugins.config import parse
 from recd_plugins.data.foreign import ForeignSchema
+from recd_plugins.data.importing.proposing.proposal import propose
 from recd_plugins.data.importing.surveying import sample as samples
 from recd_plugins.data.importing.surveying.asked_types import types_asked
 from recd_plugins.data.importing.surveying.survey import Survey, survey
@@ -100,6 +101,25 @@ def test_ids_with_weights_are_such_by_a_schema(tmp_path: Path) -> None:
         ids = [(row["x"], row["x_weights"]) for row in rows[:2]]
         right = [[([3], [2.0]), ([5], [1.0])], [([3], [1.0]), ([5], [1.0])], [([7], [1.0])] * 2]
         assert ids == right[number]
+
+
+def test_weights_of_a_column_of_their_own_are_read_beside_the_ids(tmp_path: Path) -> None:
+    asked = {"name": "x", "weights": "w", "num_ids": 9}
+    both = [([3, 5], [0.5, 2.0]), ([4], [0.5])]
+    for number, (lines, right) in enumerate(
+        [
+            (("3|5,0.5|2", "4,0.5"), both),
+            (("3;5,0.5;2", "4,0.5"), both),
+            (("4,0.5", ","), [both[1], ([], [])]),
+        ]
+    ):
+        rows_of_text = "".join(f"{n % 2},{line}\n" for n, line in enumerate(lines * 9))
+        path = text(tmp_path / f"{number}.csv", f"label,x,w\n{rows_of_text}")
+        _, rows, _ = imported(path, sparse=[asked])
+        assert [(row["x"], row["x_weights"]) for row in rows[:2]] == right
+    proposed = propose(survey(foreign_files([tmp_path / "0.csv"])))
+    assert "# - w: lists of numbers that differ in length are no feature" in proposed.text
+    assert "write `weights: w` in its entry" in proposed.text
 
 
 def test_whole_floats_are_ids_beside_weights_too(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ COLUMNS = parse(
             {"name": "item", "num_ids": 100, "nulls": {"value": 7}},
             {"name": "tags", "num_ids": 1000, "ids": "hash", "missing": [-1]},
             {"name": "scores", "num_ids": 1000, "ids": "hash", "scored": True},
+            {"name": "likes", "num_ids": 1000, "ids": "hash", "weights": "strengths"},
         ],
     },
     "columns",
@@ -49,9 +50,19 @@ PAIRS = (
     [{"sku": 12, "count": 3}],
     [{"id": 1}],
 )
+LIKES = (
+    (None, None),
+    ([], []),
+    (7, 1.5),
+    (["a", 3], [0.5, 2]),
+    (["a"], [None]),
+    (["a", 3], None),
+)
+"""Ids and their weights, which are fields of their own."""
 
 
 def drawn(draw: random.Random) -> dict[str, Any]:
+    likes, strengths = draw.choice(LIKES)
     one: dict[str, Any] = {
         "who": draw.choice(["me", "you", 12, 2**63, -5]),
         "at": draw.choice([1000, 1000.4, 2**53 + 1]),
@@ -61,6 +72,8 @@ def drawn(draw: random.Random) -> dict[str, Any]:
         "item": draw.choice([3, 4.0, [5, 6], None, [None, 9], []]),
         "tags": draw.choice(["x", 12, "12", ["x", 12, -1], [2**63], 12.0, None]),
         "scores": draw.choice([None, [], *PAIRS[:3]]),
+        "likes": likes,
+        "strengths": strengths,
     }
     if draw.random() < 0.3:
         name = draw.choice([*one])
@@ -98,6 +111,7 @@ def test_an_object_becomes_what_it_becomes_alone(seed: int) -> None:
         ("item", 1.5, "'item' holds 1.5, but an id is"),
         ("tags", {"a": 1}, "'tags' holds {\"a\": 1}, but an id is"),
         ("tags", "\ud800", "one of its texts is not Unicode"),
+        ("strengths", ["a"], "'strengths' holds \"a\", but it must be a number"),
         ("scores", ["a"], "'scores' holds \"a\", but a scored id is an id and its weight"),
         ("point", [1], "'point' holds a list of 1 numbers, but its width is 2"),
     ],

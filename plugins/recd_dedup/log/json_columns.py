@@ -153,9 +153,11 @@ def _columns(schema: ForeignSchema) -> Mapping[str, Column]:
         one = partial(_whole, below=below) if feature.ids == "as_is" else _id
         found[feature.name] = (
             Column(partial(_pairs, one=one), _scored)
-            if feature.scored
+            if feature.paired
             else Column(partial(_ids, one=one), _lists)
         )
+        if feature.weights is not None:
+            found[feature.weights] = Column(_weights, _vectors)
     if schema.timestamp is not None:
         of_texts = any(sign in schema.timestamp_unit for sign in "-/ ")
         found[schema.timestamp] = Column(_text if of_texts else _time, _keys)
@@ -220,6 +222,13 @@ def _whole(value: Any, below: int) -> int | None:
 
 def _ids(value: Any, one: Callable[[Any], Any]) -> Any:
     return [one(each) for each in value] if isinstance(value, list) else one(value)
+
+
+def _weights(value: Any) -> Sequence[float | None] | None:
+    """The weights of ids that are beside them in another field; of one id, a number."""
+    if value is None:
+        return None
+    return [_number(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def _pairs(value: Any, one: Callable[[Any], Any]) -> Sequence[Any] | None:

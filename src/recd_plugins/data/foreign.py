@@ -64,6 +64,9 @@ class ForeignFeature(SparseFeature):
     vocabulary: Location | None = None
     """The file, for `ids: vocabulary`. `recd data vocabulary` writes one; so does `recd data
     import` if none is named."""
+    weights: str | None = None
+    """The column with the weights of its ids, a list as long as theirs in each row. It is for ids
+    whose weights do not come with them, as pairs."""
     hash_seed: Annotated[int, Range(ge=0, le=2**32)] = 0
     """The seed of `ids: hash`: another one spreads the ids differently."""
     nulls: Nulls = "empty"
@@ -74,6 +77,8 @@ class ForeignFeature(SparseFeature):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.weights is not None:
+            object.__setattr__(self, "scored", True)
         if self.vocabulary is not None and self.ids != "vocabulary":
             raise RegistryError(
                 f"feature {self.name!r} has ids: {self.ids}, and vocabulary is {self.vocabulary}. "
@@ -86,6 +91,16 @@ class ForeignFeature(SparseFeature):
             return {}
         why = f"it is for `ids: hash`, and {self.name!r} has `ids: {self.ids}`"
         return dict.fromkeys(self.set_among("hash_seed"), why)
+
+    @property
+    def paired(self) -> bool:
+        """Whether its column has pairs of an id and a weight."""
+        return self.scored and self.weights is None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns that it is made of."""
+        return (self.name,) if self.weights is None else (self.name, self.weights)
 
     @property
     def conformed(self) -> SparseFeature:
@@ -195,7 +210,7 @@ class ForeignSchema(Config):
             *self.session_columns,
             *times,
             *self._floats,
-            *(feature.name for feature in self.sparse),
+            *(source for feature in self.sparse for source in feature.sources),
         )
         return tuple(dict.fromkeys(names))
 

@@ -472,7 +472,7 @@ def _check_ids(footer: pq.FileMetaData, schema: Schema | ForeignSchema, file: Lo
     for group in range(footer.num_row_groups):
         ranges = id_ranges(footer, group)
         for feature in schema.sparse:
-            if isinstance(feature, ForeignFeature) and (feature.scored or feature.ids != "as_is"):
+            if isinstance(feature, ForeignFeature) and (feature.paired or feature.ids != "as_is"):
                 continue  # values that are not ids, as those of weights beside them
             marks = feature.missing if isinstance(feature, ForeignFeature) else ()
             for end in ranges.get(feature.name, ()):

@@ -30,7 +30,15 @@ from recd_plugins.data.foreign import ForeignFeature
 from recd_plugins.data.schema import IDS, WEIGHTS, Fill
 from recd_plugins.errors import DataError, so_many
 
-__all__ = ["feature_type_problem", "id_error", "ids_of", "missing_rows", "weights_of"]
+__all__ = [
+    "feature_type_problem",
+    "id_error",
+    "ids_of",
+    "missing_rows",
+    "missing_weights",
+    "weights_of",
+    "weights_type_problem",
+]
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
@@ -47,7 +55,8 @@ class Elements(NamedTuple):
     null_rows: npt.NDArray[np.bool_] | None
     """[N] which rows are null; None if none is. In a column of scalars, a null is in `values`."""
     weights: F32 | None = None
-    """[lengths.sum()] for a scored feature; a null weight is NaN."""
+    """[lengths.sum()] of pairs, and of ids whose weights were put beside them; a null weight is
+    NaN."""
 
     @property
     def absent(self) -> npt.NDArray[np.bool_] | None:
@@ -69,12 +78,18 @@ class Elements(NamedTuple):
 
 
 def ids_of(
-    array: pa.Array, feature: ForeignFeature, spot: Spot, *, in_range: bool = False
+    array: pa.Array,
+    weights: pa.Array | None = None,
+    *,
+    feature: ForeignFeature,
+    spot: Spot,
+    in_range: bool = False,
 ) -> pa.Array:
-    """The rows as lists of ids. `in_range` says that the ids are known to be in range."""
-    whole = _as_they_are(array, feature)
+    """The rows as lists of ids, some of which their `weights` may leave out if these are a column
+    of their own. `in_range` says that the ids are known to be in range."""
+    whole = _as_they_are(array, feature) if weights is None else None
     if whole is None:
-        whole, _ = _converted(array, feature, spot)
+        whole, _ = _converted(array, weights, feature, spot)
     elif in_range:
         return whole
     if feature.ids == "as_is":
@@ -82,10 +97,12 @@ def ids_of(
     return whole
 
 
-def weights_of(array: pa.Array, feature: ForeignFeature, spot: Spot) -> pa.Array:
+def weights_of(
+    array: pa.Array, weights: pa.Array | None = None, *, feature: ForeignFeature, spot: Spot
+) -> pa.Array:
     """The rows as lists of weights, as long as the lists of `ids_of`."""
-    _, weights = _converted(array, feature, spot)
-    return weights
+    _, found = _converted(array, weights, feature, spot)
+    return found
 
 
 def _to_ids(values: pa.Array, feature: ForeignFeature, spot: Spot) -> npt.NDArray[np.int64]:
@@ -135,17 +152,39 @@ def missing_rows(array: pa.Array, feature: ForeignFeature) -> npt.NDArray[np.boo
     return rows if null_rows is None else rows | null_rows
 
 
+def missing_weights(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """[N] which rows of a column of weights are null, or have one that is not finite."""
+    found = _as_stored(array, paired=False)
+    lacking = found.row_of(not_finite(numbers_of(found.values)))
+    return lacking if found.null_rows is None else lacking | found.null_rows
+
+
+def weights_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
+    """What is wrong with the type of a column of weights, and the cure; or None."""
+    inner = plain_type(kind)
+    element = plain_type(inner.value_type) if is_list(inner) else inner
+    if are_integers(element) or pa.types.is_null(element):
+        return None
+    return (
+        f"is {kind}, but the weights of {feature.name!r} must be lists of numbers",
+        "Make it such lists where the table is made, or take `weights` out of the entry of the "
+        "schema.",
+    )
+
+
 def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
     """What is wrong with a column's type for this feature, and the cure; or None."""
     inner = plain_type(kind)
     name = feature.name
-    if feature.scored:
+    if feature.paired:
         nothing = pa.types.is_null(inner.value_type if is_list(inner) else inner)
         return None if nothing else _pairs_problem(inner, feature)
     if pa.types.is_map(inner) or (is_list(inner) and pa.types.is_struct(inner.value_type)):
         return (
             f"is {kind}",
-            f"Ids with weights are a feature with `scored: true`: write that for {name}.",
+            f"Ids with weights are a feature with `scored: true`: write that for {name}."
+            if feature.weights is None
+            else f"Its ids come with weights: write `scored: true` for {name}, without `weights`.",
         )
     element = plain_type(inner.value_type) if is_list(inner) else inner
     return _element_problem(kind, element, feature)
@@ -153,8 +192,9 @@ def feature_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[st
 
 def _pairs_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:
     cure = (
-        "Make it a list<struct<id, weight>> or a map<id, weight> where the table is made, or take "
-        "`scored` out of its entry of the schema."
+        "Make it a list<struct<id, weight>> or a map<id, weight> where the table is made; or, in "
+        "its entry of the schema, name the column that has the weights, as `weights: COLUMN`, or "
+        "take `scored` out."
     )
     if pa.types.is_map(kind):
         parts = [kind.key_type, kind.item_type]
@@ -209,10 +249,13 @@ def _as_they_are(array: pa.Array, feature: ForeignFeature) -> pa.Array | None:
 
 
 def _converted(
-    array: pa.Array, feature: ForeignFeature, spot: Spot
+    array: pa.Array, scores: pa.Array | None, feature: ForeignFeature, spot: Spot
 ) -> tuple[pa.Array, pa.Array | None]:
     """Lists of ids, and for a scored feature lists of their weights; otherwise None."""
-    elements = _elements(array, feature)
+    if scores is None:
+        elements = _elements(array, feature)
+    else:
+        elements = _with_weights(array, scores, feature, spot)
     if elements.weights is not None and isinstance(feature.nulls, Fill):
         weighed = np.nan_to_num(elements.weights, nan=1, posinf=1, neginf=1)
         elements = elements._replace(weights=weighed)
@@ -254,17 +297,49 @@ def _both(lengths: I64, ids: I64, weights: F32 | None) -> tuple[pa.Array, pa.Arr
 
 def _elements(array: pa.Array, feature: ForeignFeature) -> Elements:
     """The rows' elements; those that stand for a null are null."""
-    elements = _as_stored(array, feature.scored)
+    elements = _as_stored(array, paired=feature.paired)
     if not feature.missing:
         return elements
     return elements._replace(values=with_nulls(elements.values, feature.missing))
 
 
-def _as_stored(array: pa.Array, scored: bool) -> Elements:
+def _with_weights(ids: pa.Array, scores: pa.Array, feature: ForeignFeature, spot: Spot) -> Elements:
+    """The elements of `ids` with weights from a column of their own. Where ids or weights are null,
+    so are both."""
+    elements = _elements(ids, feature)
+    values, lengths, null_rows, _ = _as_stored(scores, paired=False)
+    if pa.types.is_null(scores.type):
+        null_rows = np.ones(len(scores), np.bool_)
+    weights = numbers_of(values)
+    lacking = elements.null_rows
+    if not is_list(plain_type(ids.type)):  # a null is an element then
+        lacking = missing(elements.values)
+    if null_rows is not None:
+        lacking = null_rows if lacking is None else null_rows | lacking
+    if lacking is not None and lacking.any():
+        weights = weights[np.repeat(~lacking, lengths)]
+        left = np.where(lacking, 0, lengths)
+        none = np.where(lacking, elements.lengths, 0)
+        weights = np.insert(weights, np.repeat(left.cumsum() - left, none), np.float32(np.nan))
+        lengths = left + none
+    differ = lengths != elements.lengths
+    if differ.any():
+        at = int(differ.argmax())
+        raise spot.error_at(
+            differ,
+            f"holds {so_many(int(elements.lengths[at]), 'id')} and {feature.weights!r} "
+            f"{so_many(int(lengths[at]), 'weight')}",
+            "Each id needs one: make the lists equally long where the table is made, or take "
+            "`weights` out of the entry of the schema.",
+        )
+    return elements._replace(weights=weights)
+
+
+def _as_stored(array: pa.Array, *, paired: bool) -> Elements:
     array = _but_dictionaries(array)
     if isinstance(array, pa.DictionaryArray) and is_list(array.type.value_type):
         array = array.dictionary_decode()
-    if scored and pa.types.is_null(array.type):
+    if paired and pa.types.is_null(array.type):
         nothing = np.zeros(len(array), np.int64)
         null_rows = nothing == 0 if len(array) else None
         return Elements(array[:0], nothing, null_rows, np.empty(0, np.float32))
@@ -273,7 +348,7 @@ def _as_stored(array: pa.Array, scored: bool) -> Elements:
     null_rows = None
     if array.null_count:
         null_rows = array.is_null().to_numpy(zero_copy_only=False)
-    if not scored:
+    if not paired:
         lengths = pc.list_value_length(array).fill_null(0).to_numpy().astype(np.int64)
         return Elements(_but_dictionaries(array.flatten()), lengths, null_rows)
     there = array if null_rows is None else array.drop_null()

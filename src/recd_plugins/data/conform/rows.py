@@ -20,7 +20,14 @@ from recd_plugins.data.conform.floats import (
     not_finite_rows,
     vectors_of,
 )
-from recd_plugins.data.conform.ids import feature_type_problem, ids_of, missing_rows, weights_of
+from recd_plugins.data.conform.ids import (
+    feature_type_problem,
+    ids_of,
+    missing_rows,
+    missing_weights,
+    weights_of,
+    weights_type_problem,
+)
 from recd_plugins.data.conform.keys import (
     session_type_problem,
     sessions_of,
@@ -151,7 +158,7 @@ def _problems(arrow: pa.Schema, roles: Mapping[str, Role]) -> Iterator[tuple[str
                     f"is there {count} times",
                     "Give each column a name of its own where the table is made.",
                 )
-            elif problem := role.type_problem(arrow.field(source).type):
+            elif problem := role.type_problem(arrow.field(source).type, source):
                 yield (source, *problem)
 
 
@@ -164,10 +171,10 @@ class Role(ABC):
     """The nulls, by source."""
 
     @abstractmethod
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
+    def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         """What is wrong with a source of this type, and the cure; or None."""
 
-    def missing(self, array: pa.Array) -> Mask:
+    def missing(self, array: pa.Array, source: str) -> Mask:
         """[N] which rows of a source have a null, or something that counts as one."""
         return missing(array)
 
@@ -185,29 +192,34 @@ class Role(ABC):
         return pa.chunked_array(parts)
 
 
+def _side_by_side(
+    columns: list[pa.ChunkedArray], spots: list[Spot]
+) -> Iterator[tuple[tuple[pa.Array, ...], list[Spot]]]:
+    """Stretches of the same rows of all columns, each with its spots."""
+    if len(columns) > 1:  # their chunks may differ in length
+        columns = [pa.chunked_array([one.combine_chunks()]) for one in columns]
+    first = 0
+    for chunks in zip(*(one.chunks or [pa.array([], one.type)] for one in columns), strict=True):
+        yield chunks, [spot._replace(first=first) for spot in spots]
+        first += len(chunks[0])
+
+
 @dataclass(frozen=True)
 class SessionRole(Role):
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
+    def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         return session_type_problem(kind)
 
     def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
-        if len(columns) > 1:  # their chunks may differ in length
-            columns = [pa.chunked_array([one.combine_chunks()]) for one in columns]
-        parts, first = [], 0
-        for chunks in zip(
-            *(one.chunks or [pa.array([], one.type)] for one in columns), strict=True
-        ):
-            at = [spot._replace(first=first) for spot in spots]
-            parts.append(sessions_of(chunks, self.nulls, at))
-            first += len(chunks[0])
-        return pa.chunked_array(parts)
+        return pa.chunked_array(
+            [sessions_of(chunks, self.nulls, at) for chunks, at in _side_by_side(columns, spots)]
+        )
 
 
 @dataclass(frozen=True)
 class TimeRole(Role):
     schema: ForeignSchema
 
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
+    def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         return time_type_problem(kind, self.schema.timestamp_unit)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
@@ -218,14 +230,14 @@ class TimeRole(Role):
 class LabelRole(Role):
     label: Label
 
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
+    def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         problem = float_type_problem(kind, None)
         if problem is None:
             return None
         cure = "Write it as numbers where the table is made, as 1 for yes and 0 for no."
         return problem[0], cure
 
-    def missing(self, array: pa.Array) -> Mask:
+    def missing(self, array: pa.Array, source: str) -> Mask:
         return not_finite_rows(array, None)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
@@ -236,10 +248,10 @@ class LabelRole(Role):
 
 @dataclass(frozen=True)
 class WeightRole(Role):
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
+    def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         return float_type_problem(kind, None)
 
-    def missing(self, array: pa.Array) -> Mask:
+    def missing(self, array: pa.Array, source: str) -> Mask:
         return not_finite_rows(array, None)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
@@ -252,10 +264,10 @@ class WeightRole(Role):
 class DenseRole(Role):
     column: DenseColumn
 
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
+    def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         return float_type_problem(kind, self.column.width)
 
-    def missing(self, array: pa.Array) -> Mask:
+    def missing(self, array: pa.Array, source: str) -> Mask:
         return not_finite_rows(array, self.column.width)
 
     def array(self, array: pa.Array, spot: Spot) -> pa.Array:
@@ -268,30 +280,41 @@ class DenseRole(Role):
 
 @dataclass(frozen=True)
 class FeatureRole(Role):
+    """Ids; those of a feature whose weights have a column of their own are made of both."""
+
     feature: ForeignFeature
     in_range: bool
 
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
+    def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
+        if source == self.feature.weights:
+            return weights_type_problem(kind, self.feature)
         return feature_type_problem(kind, self.feature)
 
-    def missing(self, array: pa.Array) -> Mask:
+    def missing(self, array: pa.Array, source: str) -> Mask:
+        if source == self.feature.weights:
+            return missing_weights(array)
         return missing_rows(array, self.feature)
 
-    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
-        return ids_of(array, self.feature, spot, in_range=self.in_range)
+    def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
+        return pa.chunked_array(
+            [
+                ids_of(*chunks, feature=self.feature, spot=at[0], in_range=self.in_range)
+                for chunks, at in _side_by_side(columns, spots)
+            ]
+        )
 
 
 @dataclass(frozen=True)
-class ScoreRole(Role):
-    """The weights of a scored feature; its ids are a `FeatureRole` of the same source."""
+class ScoreRole(FeatureRole):
+    """The weights of a scored feature; its ids are a `FeatureRole` of the same sources."""
 
-    feature: ForeignFeature
-
-    def type_problem(self, kind: pa.DataType) -> Problem | None:
-        return feature_type_problem(kind, self.feature)
-
-    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
-        return weights_of(array, self.feature, spot)
+    def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
+        return pa.chunked_array(
+            [
+                weights_of(*chunks, feature=self.feature, spot=at[0])
+                for chunks, at in _side_by_side(columns, spots)
+            ]
+        )
 
 
 def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[str, Role]:
@@ -313,10 +336,13 @@ def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[s
         roles[dense.name] = DenseRole((dense.name,), (dense.nulls,), dense)
     for feature in schema.sparse:
         known = feature.name in in_range
-        roles[feature.name] = FeatureRole((feature.name,), (feature.nulls,), feature, known)
+        own = (feature.nulls,) * len(feature.sources)
+        roles[feature.name] = FeatureRole(feature.sources, own, feature, known)
     for feature in schema.sparse:
         if feature.scored:
-            roles[feature.weights_name] = ScoreRole((feature.name,), ("error",), feature)
+            sources = feature.sources
+            errors: tuple[Nulls, ...] = tuple("error" for _ in sources)
+            roles[feature.weights_name] = ScoreRole(sources, errors, feature, False)
     return roles
 
 
@@ -329,7 +355,7 @@ def _kept(
         for source, nulls in zip(role.sources, role.nulls, strict=True):
             if nulls != "drop":
                 continue
-            parts = [role.missing(part) for part in chunk[source].chunks]
+            parts = [role.missing(part, source) for part in chunk[source].chunks]
             mask = np.concatenate([np.zeros(0, np.bool_), *parts])
             dropped[source] += int(mask.sum())
             gone = mask if gone is None else gone | mask

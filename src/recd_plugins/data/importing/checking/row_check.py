@@ -171,7 +171,7 @@ class RowCheck:
             one = found[name] = _Column()
             for source, nulls in zip(role.sources, role.nulls, strict=True):
                 parts = [np.zeros(0, np.bool_)]
-                parts += [role.missing(chunk) for chunk in rows[source].chunks]
+                parts += [role.missing(chunk, source) for chunk in rows[source].chunks]
                 missing = np.concatenate(parts)
                 if nulls == "error" and missing.any():
                     one.nulls += int(missing.sum())

@@ -209,7 +209,9 @@ def _of_lists(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if column.width is None:
         if not may_be_ids and column.seems != "integers":
             return omitted(
-                column, f"lists of {column.seems} that differ in length are no feature as they are"
+                column,
+                f"lists of {column.seems} that differ in length are no feature as they are; if "
+                f"they weigh another column's ids, write `weights: {column.name}` in its entry",
             )
         entry = _sparse(column, survey)
         if column.seems == "numbers":

@@ -34,7 +34,7 @@ def types_asked(found: Survey, schema: ForeignSchema) -> ColumnTypes:
     if found.files[0].format != "text":
         return read_as
     types, parted, nulls = dict(read_as.types), dict(read_as.parted), dict(read_as.nulls)
-    scored = {one.name for one in schema.sparse if one.scored}
+    scored = {one.name for one in schema.sparse if one.paired}
     vectors = {one.name for one in schema.dense_columns if one.width is not None}
     hashed, of_schema = {*schema.hashed}, _types_in(schema)
     for column in found.columns:
