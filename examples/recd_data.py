@@ -7,7 +7,7 @@ import recd_plugins as rp
 from recd_dedup.etl.cluster import cluster_buckets
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
-from recd_dedup.log.replay import Replay, chunks_of
+from recd_dedup.log.replay import Replay
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dsi.transforms import SigridHash
 from recd_plugins.api.batch import RowWise
@@ -36,7 +36,7 @@ with scratch_folder() as folder:
     by_time, schema = tables.train, tables.schema
     for route in ("message", "session"):  # O1
         with ZstdShards(ZstdShardsConfig(route=route, shards=16), Path(folder, route)) as log:
-            for messages in Replay(schema).messages(chunks_of(by_time)):
+            for messages in Replay(schema).messages(by_time.each_read()):
                 log.append(messages)
         logs[route] = mb(log.folder)
     streams = joined(log, MessageCodec(schema), JoinConfig(), report := JoinReport())

@@ -19,7 +19,7 @@ from benchmarks.recd_data.log_compression import compression
 from benchmarks.recd_data.quotient import quotient
 from benchmarks.wide_ids import with_wide_ids
 from recd_dedup.etl.cluster import ClusterBySession, ClusterConfig
-from recd_dedup.log.replay import Replay, chunks_of
+from recd_dedup.log.replay import Replay
 from recd_dedup.log.shards import ZstdShardsConfig
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
@@ -79,7 +79,7 @@ def logs(by_time: Table) -> list[Figure]:
     """The table replayed as requests and events, in as many shards by either route."""
     replay = Replay(by_time.schema)
     by_session, by_message = (
-        compression(replay.messages(chunks_of(by_time)), ZstdShardsConfig(route=route))
+        compression(replay.messages(by_time.each_read()), ZstdShardsConfig(route=route))
         for route in ("session", "message")
     )
     return [
@@ -100,7 +100,7 @@ def clustering(by_time: Table, folder: Path, rounds: int) -> list[Figure]:
     verifies."""
     step, copied, clustered = ClusterBySession(ClusterConfig()), folder / "copy", folder / "again"
     sides: dict[str, Callable[[], object]] = {
-        "copy": lambda: write_table(copied, by_time.schema, chunks_of(by_time)),
+        "copy": lambda: write_table(copied, by_time.schema, by_time.each_read()),
         "cluster": lambda: _anew(clustered, lambda: step.run(by_time, clustered)),
     }
     measured = alternate(sides, rounds, of="clustering")

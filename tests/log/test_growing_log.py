@@ -21,7 +21,7 @@ from recd_dedup import recd_dataset
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.growing_log import GrowingLogConfig, GrowingLogDataset, build_growing_log
 from recd_dedup.log.join import JoinConfig
-from recd_dedup.log.replay import Replay, ReplayConfig, chunks_of
+from recd_dedup.log.replay import Replay, ReplayConfig
 from recd_dedup.log.shard_file import Sealed, ShardFile
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
@@ -150,7 +150,7 @@ def test_each_request_is_in_one_period_or_late(tmp_path, rows, messages):
         for split in SPLITS:
             seen += [
                 time
-                for chunk in chunks_of(tables[split])
+                for chunk in tables[split].each_read()
                 for time in chunk["timestamp"].to_pylist()
             ]
         number += 1

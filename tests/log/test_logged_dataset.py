@@ -16,7 +16,7 @@ from recd_dedup.hashing import bucket_of, mix
 from recd_dedup.log.codec import MessageCodec
 from recd_dedup.log.join import JoinConfig, JoinReport, joined
 from recd_dedup.log.logged_dataset import LoggedConfig, LoggedSamples, build_logged
-from recd_dedup.log.replay import Replay, chunks_of
+from recd_dedup.log.replay import Replay
 from recd_dedup.log.routing import session_shards
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
@@ -56,7 +56,7 @@ def test_its_splits_are_the_rows_and_share_no_session(tmp_path, log, rows):
     context = Context(folder=tmp_path / "data", neighbours={"log": log})
     dataset = build_logged(LoggedConfig(schema=SESSIONS.schema), context)
     tables = dataset.prepare(tmp_path / "logged")
-    train, test = (pa.concat_tables(chunks_of(tables[split])) for split in SPLITS)
+    train, test = (pa.concat_tables(tables[split].each_read()) for split in SPLITS)
     assert pa.concat_tables([train, test]).sort_by(BY_TIME).equals(rows.sort_by(BY_TIME))
     sessions = [set(part["session_id"].to_pylist()) for part in (train, test)]
     assert not sessions[0] & sessions[1]
@@ -199,7 +199,7 @@ def test_log_shards_cluster_without_a_bucket_pass(tmp_path, log, rows):
     buckets = joined(log, MessageCodec(SESSIONS.schema), JoinConfig(), JoinReport())
     table = cluster_buckets(buckets, SESSIONS.schema, tmp_path / "clustered")
     assert len(table.files) == 4
-    found = pa.concat_tables(chunks_of(table))
+    found = pa.concat_tables(table.each_read())
     assert found.sort_by(BY_TIME).equals(rows.sort_by(BY_TIME))
     hashes = mix(found["session_id"].to_numpy())
     assert (hashes[1:] >= hashes[:-1]).all()  # sessions together, shard after shard

@@ -8,7 +8,7 @@ import pytest
 from joined_table import join_log
 
 from recd_dedup.log.join import JoinConfig
-from recd_dedup.log.replay import Replay, ReplayConfig, chunks_of
+from recd_dedup.log.replay import Replay, ReplayConfig
 from recd_dedup.log.shards import ZstdShards, ZstdShardsConfig
 from recd_dlrm.datasets.sessions.dataset import Sessions, SessionsConfig
 from recd_plugins.data.schema import Schema
@@ -28,7 +28,7 @@ def table(tmp_path_factory) -> Table:
 
 
 def rows(table: Table) -> pa.Table:
-    return pa.concat_tables(chunks_of(table)).combine_chunks()
+    return pa.concat_tables(table.each_read()).combine_chunks()
 
 
 def by_session(rows: pa.Table, *within: str) -> pa.Table:

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from recd_dedup.hashing import F64, I64, mix, salt, uniforms
 from recd_dedup.log.codec import MessageCodec
 from recd_plugins.api import Config, DataError, Range
-from recd_plugins.api.data import MESSAGES, Schema, Table
+from recd_plugins.api.data import MESSAGES, Schema
 
-__all__ = ["Replay", "ReplayConfig", "chunks_of"]
+__all__ = ["Replay", "ReplayConfig"]
 
 Share = Annotated[float, Range(ge=0, le=1)]
 
@@ -125,9 +125,3 @@ class Replay:
                 column = pc.if_else(lost, pa.scalar(None, column.type), column)
                 rows = rows.set_column(rows.column_names.index(name), name, column)
         return rows
-
-
-def chunks_of(table: Table) -> Iterator[pa.Table]:
-    """A table's rows, stripe by stripe."""
-    for stripe in table.stripes:
-        yield table.read(stripe)

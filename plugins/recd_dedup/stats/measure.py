@@ -189,8 +189,7 @@ def _is_clustered(table: Table) -> bool:
     assert session is not None  # `_check` made sure of it
     last: list[tuple[int, int]] = []
     by_id = by_hash = True
-    for stripe in table.stripes:
-        rows = table.read(stripe, [session])
+    for rows in table.each_read([session]):
         ids = rows[0].to_numpy()
         hashes = mix(ids)
         by_id &= bool((ids[1:] >= ids[:-1]).all())

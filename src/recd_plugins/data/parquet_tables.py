@@ -194,9 +194,8 @@ class ParquetTables(Dataset, GivesNotices):
         schema, dropped, rows = self._given, Counter[str](), 0
         assert schema is not None  # it drops rows
         table = self._open(split, schema.keeping_all)
-        for stripe in table.stripes:
-            with table.opened(stripe.file) as file:
-                chunk = table.stored(file, stripe, schema.columns)
+        for file, stripe in table.each_opened():
+            chunk = table.stored(file, stripe, schema.columns)
             left = conform(chunk, schema, str(stripe), dropped=dropped)
             rows += chunk.num_rows - left.num_rows
             yield left

@@ -194,13 +194,18 @@ class Table:
         with self.opened(stripe.file) as file:
             return self._read(file, stripe, columns)
 
-    def each_read(self) -> Iterator[pa.Table]:
-        """The rows of each stripe; a file is opened once for all of its stripes, since parsing a
+    def each_opened(self) -> Iterator[tuple[OpenedFile, Stripe]]:
+        """Each stripe with its file, which is opened once for all of its stripes, since parsing a
         footer takes as long as it has stripes."""
         for location, stripes in groupby(self.stripes, key=lambda one: one.file):
             with self.opened(location) as file:
                 for stripe in stripes:
-                    yield self._read(file, stripe)
+                    yield file, stripe
+
+    def each_read(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of each stripe: what `read` returns, with each file opened once."""
+        for file, stripe in self.each_opened():
+            yield self._read(file, stripe, columns)
 
     def _read(
         self, file: OpenedFile, stripe: Stripe, columns: Sequence[str] | None = None

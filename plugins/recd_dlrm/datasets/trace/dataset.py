@@ -210,8 +210,8 @@ def _column(path: Path, column: str, limit: int) -> I64:
     table = Table.open(path)
     table.schema.feature(column)
     parts: list[I64] = []
-    for stripe in table.stripes:
-        rows = table.opened(stripe.file).read_row_group(stripe.group, [column])
+    for file, stripe in table.each_opened():
+        rows = file.read_row_group(stripe.group, [column])
         parts.append(rows[column].combine_chunks().flatten().to_numpy())
         limit -= len(parts[-1])
         if limit <= 0:

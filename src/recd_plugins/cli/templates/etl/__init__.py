@@ -29,8 +29,7 @@ class NewPlugin:
 
     def run(self, table: Table, folder: Path, progress: Progress) -> Table:
         def kept() -> Iterator[pa.Table]:
-            for stripe in table.stripes:
-                rows = table.read(stripe)
+            for rows in table.each_read():
                 yield rows.take(pa.array(range(0, rows.num_rows, self.every)))
 
         return write_table(folder, table.schema, kept(), progress=progress)

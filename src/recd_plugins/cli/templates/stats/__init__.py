@@ -13,11 +13,9 @@ class NewPlugin:
 
     def measure(self, table: Table, progress: Progress) -> StatsReport:
         ones, rows = 0.0, 0
-        for stripe in table.stripes:
-            column = table.schema.label
-            part = table.read(stripe, [column])
-            ones += pc.sum(part[column]).as_py() or 0.0
-            rows += stripe.num_rows
+        for part in table.each_read([table.schema.label]):
+            ones += pc.sum(part[0]).as_py() or 0.0
+            rows += part.num_rows
             progress("reading labels", rows, table.num_rows)
         share = ones / rows if rows else 0.0
         shown = StatsTable(title="labels", columns=["label 1"], rows=[[f"{share:.1%}"]])
