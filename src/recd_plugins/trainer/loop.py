@@ -35,7 +35,7 @@ from recd_plugins.trainer.dense_alike import check_dense_alike
 from recd_plugins.trainer.divergence import divergence
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
-from recd_plugins.trainer.measure.forecasts import ForecastMeter
+from recd_plugins.trainer.measure.forecast_meter import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler

@@ -254,7 +254,8 @@ class Tally:
             f"counted: {counted}, the first of the trainer's own loader: what comes later is taken "
             "to be like them, and intervals are as wide as such batches differ, and as rows drift "
             "within them. Where rows drift, re-tier (train.retier_every), or count a profile of "
-            "batches from all over the data"
+            "batches from all over the data; where kinds of batches take turns, count more of them "
+            "(profile_batches)"
         )
 
     def _of_other_epochs(self) -> str:

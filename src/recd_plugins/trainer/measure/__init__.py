@@ -7,6 +7,7 @@
                           its parts, by the profiler                       step_profiler, breakdown
                             moment by moment                               timeline
     forecasts             what came beside what was forecast               forecasts, beside
+                            at the end of a run of `recd train`            forecast_meter
                             of the dedupe factor                           dedupe_ahead
                             of the batches of a trainer's own loader       watched
     afterwards            a run's folder read back, and runs compared      run_log, runs_compared

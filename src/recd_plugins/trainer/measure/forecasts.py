@@ -1,9 +1,5 @@
 """Sets the facts of training beside their forecasts: coverage, bytes, dedupe factor, time, hot
-batches.
-
-`Facts` counts the batches that come. `ForecastMeter` has a run of `recd train` report at its end
-what was forecast and what came.
-"""
+batches. `Facts` counts the batches that come."""
 
 from __future__ import annotations
 
@@ -19,22 +15,19 @@ import torch.distributed as dist
 
 from recd_plugins.errors import listed
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.planning.planner_bases import OrdersBatches
 from recd_plugins.planning.tier_plans.tier_plan import TablePlan, TierPlan
-from recd_plugins.slots import Callback
 from recd_plugins.tiers.planner.tier_planner import TierPlanner
-from recd_plugins.trainer.measure.beside import Beside, lines
-from recd_plugins.trainer.measure.dedupe_ahead import DEVIATIONS, FEW, FIRST, KeptIds, read_ahead
+from recd_plugins.trainer.measure.beside import Beside
+from recd_plugins.trainer.measure.dedupe_ahead import DEVIATIONS, FEW, KeptIds
 
 if TYPE_CHECKING:
     from recd_plugins.planning.prices.ledger import Ledger
     from recd_plugins.planning.prices.table_ledger import TierName
     from recd_plugins.sparse.own_batches import FeaturesOf
     from recd_plugins.stack import Stack
-    from recd_plugins.trainer.training import Training
 
-__all__ = ["ONE_IN", "Facts", "ForecastMeter", "coverage_of_saved_plan", "is_counted"]
+__all__ = ["ONE_IN", "Facts", "coverage_of_saved_plan", "is_counted"]
 
 COUNTS = 6
 """The numbers that are counted of each table."""
@@ -462,67 +455,3 @@ def is_counted(number: int, *, hot: bool) -> bool:
 def _drawn(hot: bool, some: int) -> int:
     """The place of the batch that is counted among so many."""
     return int(np.random.default_rng([hot, some]).integers(ONE_IN))
-
-
-class ForecastMeter(Callback):
-    """Counts what tiers serve and how many batches are hot, and reports at the end what was
-    forecast.
-
-    The lookups of one trained batch in `ONE_IN`, of hot ones and of others, are counted by tier,
-    which takes some milliseconds.
-    There is no collective before the end. Bytes and times come from the run's `CostMeter`, by the
-    summary.
-    """
-
-    def __init__(self, stack: Stack) -> None:
-        self._stack = stack
-        self._facts = Facts(stack)
-
-    def at_start(self, training: Training) -> None:
-        """Read some of the batches that will be delivered, to forecast the dedupe factor and the
-        hot batches."""
-        stack, planner = self._stack, self._stack.planner()
-        orders = isinstance(planner, OrdersBatches) and stack.ordered
-        if not orders and not stack.registry.chosen("dedup"):
-            return
-        steps = None if training.step else training.settings.steps
-        loader = stack.read(training.rank, training.world_size)
-        if stack.registry.chosen("dedup"):
-            self._facts.ahead = read_ahead(loader, steps, training.world_size)
-        if isinstance(planner, OrdersBatches) and orders and isinstance(loader, SpreadsBatches):
-            blocks = range(min(FIRST, loader.places))
-            some = [batch for _, batch in loader.spread(blocks, 1, steps)]
-            self._facts.hot_ahead = planner.hot_to_come(some, training.world_size)
-
-    def after_step(self, training: Training) -> None:
-        """Count the trained batch; a resumed run reads again what was only read ahead."""
-        batch, facts = training.batch, self._facts
-        assert batch is not None
-        facts.batches += 1
-        facts.hot += batch.hot
-        if hasattr(batch.dedup, "id_counts"):
-            facts.came = facts.came.plus(KeptIds.each([batch.dedup.id_counts()]))
-        number = facts.hot if batch.hot else facts.batches - facts.hot
-        facts.look_at(batch, drawn=is_counted(number, hot=bool(batch.hot)))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._facts.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._facts.load_state_dict(state)
-
-    def at_end(self, training: Training, summary: dict[str, Any]) -> None:
-        """Report forecasts and facts; every rank must call it, since the counts are of all
-        ranks."""
-        cost = summary.get("cost") or {}
-        traffic = cost.get("traffic") or {}
-        found = self._facts.beside(
-            training.device,
-            traffic={to: sum(phases.values()) for to, phases in traffic.items()},
-            dense=self._stack.dense_handed,
-            parts=summary.get("parts_ms") or {},
-            step_ms=cost.get("step_ms") or 0.0,
-        )
-        summary["forecasts"] = [one.values() for one in found]
-        for line in lines(found):
-            training.say(line)
