@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,6 +124,20 @@ def _on_rank() -> tuple[dict[str, float] | None, float]:
         tally = count_sample(look, TABLES, most=None, group=group)
     again = tally.comes_again
     return (None if again is None else dict(again)), tally.counted_share
+
+
+def _in_part_on_rank_0() -> Mapping[str, float] | None:
+    """Rank 1 has counted all of its epoch; rank 0 has not."""
+    rank = dist.get_rank()
+    loader = Epochs(anew=1.0, seed=rank)
+    most = BATCHES - 1
+    with Look(loader if rank == 0 else [*loader][:most]) as look:
+        tally = count_sample(look, TABLES, most=most, group=dist.group.WORLD)
+    return tally.comes_again
+
+
+def test_an_epoch_that_one_rank_counted_in_part_is_none(gloo_pool: GlooPool) -> None:
+    assert gloo_pool.run(_in_part_on_rank_0) == [None, None]
 
 
 def test_ranks_look_into_their_next_epochs_together(gloo_pool: GlooPool) -> None:

@@ -306,17 +306,10 @@ def _elements(array: pa.Array, feature: ForeignFeature) -> Elements:
 def _with_weights(ids: pa.Array, scores: pa.Array, feature: ForeignFeature, spot: Spot) -> Elements:
     """The elements of `ids` with weights from a column of their own. Where ids or weights are null,
     so are both."""
-    elements = _elements(ids, feature)
-    values, lengths, null_rows, _ = _as_stored(scores, paired=False)
-    if pa.types.is_null(scores.type):
-        null_rows = np.ones(len(scores), np.bool_)
-    weights = numbers_of(values)
-    lacking = elements.null_rows
-    if not is_list(plain_type(ids.type)):  # a null is an element then
-        lacking = missing(elements.values)
-    if null_rows is not None:
-        lacking = null_rows if lacking is None else null_rows | lacking
-    if lacking is not None and lacking.any():
+    elements, scored = _elements(ids, feature), _as_stored(scores, paired=False)
+    weights, lengths = numbers_of(scored.values), scored.lengths
+    lacking = _null_rows(ids, elements) | _null_rows(scores, scored)
+    if lacking.any():
         weights = weights[np.repeat(~lacking, lengths)]
         left = np.where(lacking, 0, lengths)
         none = np.where(lacking, elements.lengths, 0)
@@ -333,6 +326,14 @@ def _with_weights(ids: pa.Array, scores: pa.Array, feature: ForeignFeature, spot
             "`weights` out of the entry of the schema.",
         )
     return elements._replace(weights=weights)
+
+
+def _null_rows(array: pa.Array, elements: Elements) -> npt.NDArray[np.bool_]:
+    """[N] which rows of a column of lists or of scalars are null."""
+    if not is_list(plain_type(array.type)):
+        return missing(elements.values)
+    nothing = np.zeros(len(array), np.bool_)
+    return nothing if elements.null_rows is None else elements.null_rows
 
 
 def _as_stored(array: pa.Array, *, paired: bool) -> Elements:

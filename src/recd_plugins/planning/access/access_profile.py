@@ -270,8 +270,8 @@ class Tally:
             return "; its next epoch began with the same rows"
         tables = listed([f"{name} ({share:.0%})" for name, share in anew.items()], kind="table")
         return (
-            "; its next epoch began with ids that are drawn anew, so that later ones are forecast "
-            f"as if these had not been seen: {tables}"
+            f"; in its next epoch, ids of {tables} are drawn anew: these are forecast from "
+            "held-out batches"
         )
 
     def exact(self, name: str) -> RowCounter | None:

@@ -57,8 +57,8 @@ def see_next_epoch(
     """Where all of an epoch was counted in `whole`, read the first batches of the next one, and set
     `whole.comes_again`. Every rank of the group calls this; rank 0 has the counts of all."""
 
-    def asked() -> int:
-        return int(whole.counted_share == 1)
+    def asked() -> int:  # by rank 0, which has the counts of all ranks
+        return int(whole.counted_share == 1 and (group is None or group.rank() == 0))
 
     part = Tally(counted=whole.counted)
 
@@ -79,11 +79,12 @@ def see_next_epoch(
         part = gathered(part, group)
         if group.rank():
             return
-    whole.comes_again = {
+    found = {
         name: _share(first, again)
         for name in whole.counted
         if (first := whole.exact(name)) is not None and (again := part.exact(name)) is not None
     }
+    whole.comes_again = found or None
 
 
 def _share(first: RowCounter, again: RowCounter) -> float:
