@@ -119,7 +119,9 @@ def test_weights_of_a_column_of_their_own_are_read_beside_the_ids(tmp_path: Path
         assert [(row["x"], row["x_weights"]) for row in rows[:2]] == right
     proposed = propose(survey(foreign_files([tmp_path / "0.csv"])))
     assert "# - w: lists of numbers that differ in length are no feature" in proposed.text
-    assert "write `weights: w` in its entry" in proposed.text
+    assert "as long as those of x: if they are the weights of these ids, write `weights: w`" in (
+        proposed.text
+    )
 
 
 def test_whole_floats_are_ids_beside_weights_too(tmp_path: Path) -> None:

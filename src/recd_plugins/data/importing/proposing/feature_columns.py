@@ -39,6 +39,7 @@ from recd_plugins.data.importing.surveying.few_types import is_text
 from recd_plugins.data.importing.surveying.filled_lists import LARGEST
 from recd_plugins.data.importing.surveying.survey import Survey
 from recd_plugins.data.schema import SparseFeature
+from recd_plugins.errors import listed
 
 __all__ = ["feature_entry", "names_of_weights", "share_tables", "unless_weights"]
 
@@ -203,16 +204,24 @@ def _no_ids(column: ColumnSurvey) -> ColumnEntry | None:
     return None
 
 
+def _is_as_long(ids: ColumnSurvey, column: ColumnSurvey) -> bool:
+    """Whether a column has lists of what may be ids, as long as the numbers of another one."""
+    named = ids.seems == "texts" or (ids.whole and not ids.two_valued)
+    return named and ids.is_list and ids.width is None and ids.lengths == column.lengths
+
+
 def _of_lists(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     """Lists of numbers: vectors, or ids."""
     may_be_ids = column.whole and not column.two_valued and column.seems != "booleans"
     if column.width is None:
         if not may_be_ids and column.seems != "integers":
-            return omitted(
-                column,
-                f"lists of {column.seems} that differ in length are no feature as they are; if "
-                f"they weigh another column's ids, write `weights: {column.name}` in its entry",
-            )
+            why = f"lists of {column.seems} that differ in length are no feature as they are"
+            if ids := [one.name for one in survey.columns if _is_as_long(one, column)]:
+                why += (
+                    f"; they are as long as those of {listed(ids)}: if they are the weights of "
+                    f"these ids, write `weights: {column.name}` in their entry"
+                )
+            return omitted(column, why)
         entry = _sparse(column, survey)
         if column.seems == "numbers":
             entry.doubts.append("whole numbers, in lists that differ in length: taken for ids")
