@@ -155,8 +155,7 @@ def missing_rows(array: pa.Array, feature: ForeignFeature) -> npt.NDArray[np.boo
 def missing_weights(array: pa.Array) -> npt.NDArray[np.bool_]:
     """[N] which rows of a column of weights are null, or have one that is not finite."""
     found = _as_stored(array, paired=False)
-    lacking = found.row_of(not_finite(numbers_of(found.values)))
-    return lacking if found.null_rows is None else lacking | found.null_rows
+    return _null_rows(array, found) | found.row_of(not_finite(numbers_of(found.values)))
 
 
 def weights_type_problem(kind: pa.DataType, feature: ForeignFeature) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,30 +178,21 @@ class Role(ABC):
         """[N] which rows of a source have a null, or something that counts as one."""
         return missing(array)
 
-    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
-        """The conformed rows of a stretch of the source; for several sources, see `made`."""
-        raise NotImplementedError
+    @abstractmethod
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        """The conformed rows of a stretch of the sources."""
 
     def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
         """The conformed column, made of the whole columns of the sources."""
-        (column,), (spot,) = columns, spots
+        if len(columns) > 1:  # their chunks may differ in length
+            columns = [pa.chunked_array([one.combine_chunks()]) for one in columns]
         parts, first = [], 0
-        for chunk in column.chunks or [pa.array([], column.type)]:
-            parts.append(self.array(chunk, spot._replace(first=first)))
-            first += len(chunk)
+        for chunks in zip(
+            *(one.chunks or [pa.array([], one.type)] for one in columns), strict=True
+        ):
+            parts.append(self.array(chunks, [spot._replace(first=first) for spot in spots]))
+            first += len(chunks[0])
         return pa.chunked_array(parts)
-
-
-def _side_by_side(
-    columns: list[pa.ChunkedArray], spots: list[Spot]
-) -> Iterator[tuple[tuple[pa.Array, ...], list[Spot]]]:
-    """Stretches of the same rows of all columns, each with its spots."""
-    if len(columns) > 1:  # their chunks may differ in length
-        columns = [pa.chunked_array([one.combine_chunks()]) for one in columns]
-    first = 0
-    for chunks in zip(*(one.chunks or [pa.array([], one.type)] for one in columns), strict=True):
-        yield chunks, [spot._replace(first=first) for spot in spots]
-        first += len(chunks[0])
 
 
 @dataclass(frozen=True)
@@ -209,10 +200,8 @@ class SessionRole(Role):
     def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         return session_type_problem(kind)
 
-    def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
-        return pa.chunked_array(
-            [sessions_of(chunks, self.nulls, at) for chunks, at in _side_by_side(columns, spots)]
-        )
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        return sessions_of(arrays, self.nulls, spots)
 
 
 @dataclass(frozen=True)
@@ -222,7 +211,8 @@ class TimeRole(Role):
     def type_problem(self, kind: pa.DataType, source: str) -> Problem | None:
         return time_type_problem(kind, self.schema.timestamp_unit)
 
-    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        (array,), (spot,) = arrays, spots
         return times_of(array, self.schema.timestamp_unit, self.nulls[0], spot)
 
 
@@ -240,7 +230,8 @@ class LabelRole(Role):
     def missing(self, array: pa.Array, source: str) -> Mask:
         return not_finite_rows(array, None)
 
-    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        (array,), (spot,) = arrays, spots
         found = floats_of(array, self.nulls[0], spot)
         check_label(found, self.label, spot)
         return found
@@ -254,7 +245,8 @@ class WeightRole(Role):
     def missing(self, array: pa.Array, source: str) -> Mask:
         return not_finite_rows(array, None)
 
-    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        (array,), (spot,) = arrays, spots
         found = floats_of(array, self.nulls[0], spot)
         check_weight(found, spot)
         return found
@@ -270,7 +262,8 @@ class DenseRole(Role):
     def missing(self, array: pa.Array, source: str) -> Mask:
         return not_finite_rows(array, self.column.width)
 
-    def array(self, array: pa.Array, spot: Spot) -> pa.Array:
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        (array,), (spot,) = arrays, spots
         if self.column.width is None:
             found = floats_of(array, self.nulls[0], spot)
         else:
@@ -295,26 +288,16 @@ class FeatureRole(Role):
             return missing_weights(array)
         return missing_rows(array, self.feature)
 
-    def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
-        return pa.chunked_array(
-            [
-                ids_of(*chunks, feature=self.feature, spot=at[0], in_range=self.in_range)
-                for chunks, at in _side_by_side(columns, spots)
-            ]
-        )
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        return ids_of(*arrays, feature=self.feature, spot=spots[0], in_range=self.in_range)
 
 
 @dataclass(frozen=True)
 class ScoreRole(FeatureRole):
     """The weights of a scored feature; its ids are a `FeatureRole` of the same sources."""
 
-    def made(self, columns: list[pa.ChunkedArray], spots: list[Spot]) -> pa.ChunkedArray:
-        return pa.chunked_array(
-            [
-                weights_of(*chunks, feature=self.feature, spot=at[0])
-                for chunks, at in _side_by_side(columns, spots)
-            ]
-        )
+    def array(self, arrays: Sequence[pa.Array], spots: Sequence[Spot]) -> pa.Array:
+        return weights_of(*arrays, feature=self.feature, spot=spots[0])
 
 
 def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[str, Role]:

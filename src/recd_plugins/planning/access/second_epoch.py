@@ -91,9 +91,7 @@ def _share(first: RowCounter, again: RowCounter) -> float:
     """Which share of a table's lookups comes again, as in an epoch that is shuffled; the others are
     drawn anew. It is measured where that matters most: by the share of lookups that the hottest
     rows had, have in the next epoch, and were to have if all were drawn anew."""
-    once, anew = (
-        first.distribution(sample=True, counted_share=share, in_order=True) for share in (1.0, 0.0)
-    )
+    once, anew = first.distribution(), first.distribution(sample=True, in_order=True)
     assert once.ids is not None
     if not len(once.ids) or not again.samples:
         return 1.0
@@ -107,10 +105,10 @@ def _share(first: RowCounter, again: RowCounter) -> float:
     now, all_now = again.by_fold(hottest)
     if not all_now.sum() or not every[:PART].sum():
         return 1.0
-    shares = taken[every > 0] / every[every > 0]
+    shares, folds = taken[every > 0] / every[every > 0], np.count_nonzero(every[:PART])
     # How far two such parts of one epoch differ by chance: three deviations, for there are as many
     # chances as tables.
-    chance = 3 * float(np.std(shares, ddof=1)) * np.sqrt(2 / PART) if len(shares) > 1 else 0.0
+    chance = 3 * float(np.std(shares, ddof=1)) * np.sqrt(2 / folds) if len(shares) > 1 else 0.0
     missing = float(taken[:PART].sum() / every[:PART].sum() - now.sum() / all_now.sum())
     share = 1.0 if missing <= chance else max(0.0, 1 - missing / float(lost[most]))
     return share if share < ALIKE else 1.0
