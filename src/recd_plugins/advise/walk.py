@@ -512,7 +512,7 @@ class _OnTheWay:
         # The outlook includes what waits, whose reasons are known already.
         known = [*self.best.notices, *self._reasons.values()]
         new = [one for one in outlook.notices if not any(one in other for other in known)]
-        if "dedup" in self._wrote[claim.addition.name] and not outlook.groups:
+        if "dedup" in self._wrote[claim.addition.name]:
             lines = outlook.why_groups[1:]
             new += [line.strip() for line in (*lines[:FEATURES], *lines[FEATURES:][-1:])]
         change = self._change_in_words(-gain)
