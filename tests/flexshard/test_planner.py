@@ -272,6 +272,13 @@ def test_a_trainers_data_parallel_tables_are_left_alone(caplog: pytest.LogCaptur
         tiers = made.tier_plan.tables if made.tier_plan else {}
         assert len(tiers["few"].replicated if "few" in tiers else ()) == 4 * (kind == "row_wise")
     assert "Sharding spec not found" not in caplog.text
+    (types,) = re.findall(r"`(\[.*\])` there", said[0])
+    advised = {"few": {"sharding_types": yaml.safe_load(types)}}
+    for on, kind in ((slow, "row_wise"), (Topology(), "table_wise")):
+        others = in_front(given, {"search": "greedy", "constraints": advised})
+        made = FlexShardPlanner(config, others)
+        assert made.propose(model, on, 2).plan["bags"]["few"].sharding_type == kind
+        assert "names an optimizer of" not in " ".join(map(str, made.notices()))
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -26,6 +26,10 @@ UNSAID_BATCH = 512
 DATA_PARALLEL = "data_parallel"
 """TorchRec's sharding type of a table that every rank has whole."""
 
+SHARDED = "[row_wise, table_wise]"
+"""Types with which a table stays sharded: tiers have it row-wise, and TorchRec, if it is left to
+that, table-wise on a CPU, where it has no bags row-wise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BesidePlain:
@@ -128,7 +132,7 @@ class BesidePlain:
                 "every rank, where it drops that one and the dense optimizer steps the table",
                 cure="Where the dense optimizer is to step it, write "
                 f"`{self.where}.constraints: {_dense(tables[0])}`; where the one that is named "
-                "is, `[row_wise]` there, and no more is said of it.",
+                f"is, `{SHARDED}` there, and no more is said of it.",
             )
 
 
