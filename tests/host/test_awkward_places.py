@@ -48,6 +48,30 @@ def test_the_method_that_makes_a_plan_is_none(gloo_pool: GlooPool) -> None:
     )
 
 
+def planned_late() -> list[str]:
+    stack, model = rp.load({**DEDUP, "dedup": {"use": "exact"}}), Pages()
+    sharded = DistributedModelParallel(model, device=CPU)
+    said = []
+    for late in (sharded, model):
+        for call in (stack.plan, stack.adapt):
+            with pytest.raises(CapabilityError) as raised:
+                call(late, batches=[])
+            said.append(str(raised.value))
+    half = nn.ModuleList([model, Pages()])
+    assert stack.plan(half, batches=[]).plan.keys() == {"1.table"}
+    return said
+
+
+def test_a_model_that_is_sharded_already_is_refused(gloo_pool: GlooPool) -> None:
+    """Also by itself, once it was sharded in place; but not one that has tables left."""
+    (said,) = gloo_pool.run(planned_late, world_size=1)
+    assert said == [
+        f"stack.{call}: the model is sharded already, and has no tables left to shard. Pass the "
+        "model itself, before DistributedModelParallel, which shards its modules in place."
+        for call in ("plan", "adapt") * 2
+    ]
+
+
 def method_as_sharders() -> tuple[list[str], list[str]]:
     stack: Any = rp.load({"sharding": GREEDY})
     said = []

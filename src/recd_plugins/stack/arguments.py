@@ -75,18 +75,28 @@ def check_share(rank: Any, world_size: Any, split: Any) -> None:
 
 
 def check_model(model: Any, whose: str) -> None:
-    """`RegistryError` unless it is a module; `CapabilityError` where it is sharded already."""
+    """`RegistryError` unless it is a module; `CapabilityError` where it is sharded already, which
+    changes its modules in place."""
     from torch import nn
     from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.types import ShardedModule
+    from torchrec.modules.embedding_modules import (
+        EmbeddingBagCollectionInterface,
+        EmbeddingCollectionInterface,
+    )
 
     if not isinstance(model, nn.Module):
         raise RegistryError(
             f"{whose}: the model is {with_type(model)}, where it must be a torch.nn.Module."
         )
-    if isinstance(model, DistributedModelParallel):
+    kinds = [type(module) for module in model.modules()]
+    collections = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
+    whole = any(issubclass(kind, collections) for kind in kinds)
+    sharded = not whole and any(issubclass(kind, ShardedModule) for kind in kinds)
+    if isinstance(model, DistributedModelParallel) or sharded:
         raise CapabilityError(
             f"{whose}: the model is sharded already, and has no tables left to shard. Pass the "
-            "model itself, before DistributedModelParallel."
+            "model itself, before DistributedModelParallel, which shards its modules in place."
         )
 
 
