@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from imported_tables import recd as called
 from imported_tables import rows_both_ways, rows_of, schema_file
 from strangers_files import text, write
@@ -112,6 +114,26 @@ def test_lists_of_a_dictionary_and_fields_of_objects_in_lists_of_one_length(tmp_
     (file,) = foreign_files([tmp_path / "b.parquet"])
     (block,) = blocks([file], ["x.id"])
     assert block.rows(["x.id"], ColumnTypes())["x.id"].to_pylist() == [[one] * 2 for one in IDS]
+
+
+@pytest.mark.parametrize(
+    ("later", "zone", "time"),
+    [(0, None, "rated"), (0, "America/New_York", "rated"), (40, None, "day")],
+)
+def test_a_day_is_not_taken_for_the_time_where_there_are_times_of_these_days(
+    tmp_path: Path, later: int, zone: str | None, time: str
+) -> None:
+    """Times of other days may be of anything, such as of when an account was made."""
+    times = [datetime(2024, 5, 1) + timedelta(hours=7 * n) for n in range(60)]
+    rated = [one + timedelta(days=later) for one in times]
+    rows = {
+        "day": pa.array([one.date() for one in times]),
+        "rated": pa.array(rated, pa.timestamp("us", tz=zone)),
+        "none": pa.nulls(60, pa.timestamp("us")),
+        "label": [n % 2 for n in range(60)],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    assert yaml.safe_load(recd("data", "schema", tmp_path))["timestamp"] == time
 
 
 def test_a_column_of_nulls_alone_is_no_feature(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,9 +53,24 @@ def time_among(columns: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     ranged = [one for one in named if unit_of(one)]
     since = [one for one in columns if is_since(one)]
     named_so = [*(one for one in typed if is_called(one, TIME_WORDS)), *ranged]
+    named_so += [one for one in typed if any(_on_days_of(one, day) for day in named_so)]
     # The finest comes first: the day in a folder's name is coarser than a time.
     finest = sorted(named_so, key=lambda one: -one.distinct)
     return next(iter((*finest, *typed, *since, *named)), None)
+
+
+def _on_days_of(column: ColumnSurvey, days: ColumnSurvey) -> bool:
+    """Whether a column's times begin and end on the days that another column has, or, as in other
+    time zones, a day beside them."""
+    if column.seems != "times" or days.seems != "times" or pa.types.is_date(column.type):
+        return False
+    ends = ((column.low, days.low), (column.high, days.high))
+    return all(one and day and abs(_apart(one, day)) <= 1 for one, day in ends)
+
+
+def _apart(one: datetime.date, other: datetime.date) -> int:
+    """How many days later one is than the other."""
+    return one.toordinal() - other.toordinal()
 
 
 def is_since(column: ColumnSurvey) -> bool:
