@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 FILE [CHECKPOINT]
 """
 
+import gc
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,4 +108,5 @@ if __name__ == "__main__":
     found = main(checkpoint=Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     if dist.get_rank() == 0:
         print(f"loss {sum(found[:10]) / 10:.4f} -> {sum(found[-10:]) / 10:.4f}")
+    gc.collect()  # the model has cycles, and would keep gloo's threads beyond the program's end
     dist.destroy_process_group()
