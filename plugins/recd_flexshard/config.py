@@ -31,7 +31,8 @@ class FlexShardConfig(Config):
     (2); also per_node, between them (3). Fewer tiers are for comparisons."""
     budget_gb: float | None = None
     """The extra memory of a rank in GB, for the goals budget and auto, by default 0; a negative
-    number is to be saved. Buffers of coalesced ids count only where memory is to be saved."""
+    number is to be saved. It is for the memory that stays from step to step, or for all of it where
+    that is less; all of it is to be saved."""
     coalesce: Coalesce | None = None
     """How ids travel: as they are (`none`), once per rank (`rank`), or once per node (`node`). By
     default they travel as they are; the goal auto always chooses itself."""

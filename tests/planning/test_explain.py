@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -65,6 +66,23 @@ def test_it_says_in_words_what_it_says_in_numbers() -> None:
     assert sum(ms["row_wise"] for ms in per_table) < values["ms"]["row_wise"]  # and latencies
     hot = values["tables"]["hot"]["ms"]
     assert f"hot: {hot['plan']:.3g} ms, row-wise {hot['row_wise']:.3g}, coalesced" in text
+
+
+@pytest.mark.parametrize(("table", "sizes", "counted"), [
+    ("hot", TableSizes(replicated=16), "all"),  # it frees more buffers
+    ("flat", TableSizes(coalesce="node"), "what stays"),
+    ("flat", TableSizes(per_node=5000, coalesce="node"), "what stays"),
+])  # fmt: skip
+def test_it_tells_which_memory_a_budget_is_for(table: str, sizes: TableSizes, counted: str) -> None:
+    made = report({table: sizes})
+    base, plan = made.torchrec, made.ledger
+    stays = plan.static_memory - base.static_memory
+    assert (counted == "all") == (plan.memory - base.memory < stays)
+    (line,) = (one for one in made.lines() if one.startswith("memory: "))
+    both = r"memory: \S+ \S+ a rank over row-wise{}: \S+ \S+ that stay{} and \S+ \S+ of buffers"
+    words = ", which a budget is for"
+    found = both.format(words, "") if counted == "all" else both.format("", f"{words},")
+    assert re.match(found, line), line
 
 
 def test_it_tells_of_the_memory_that_finds_replicas_of_large_tables() -> None:

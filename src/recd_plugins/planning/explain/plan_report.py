@@ -269,10 +269,12 @@ class PlanReport:
         extra = plan.memory - base.memory
         whom = "TorchRec's own plan" if self._knows_torchrec else "row-wise"
         stays = plan.static_memory - base.static_memory
+        counted, of_all = "which a budget is for", extra < stays
         yield (
-            f"memory: {in_bytes(extra, sign=True)} a rank over {whom}: "
-            f"{in_bytes(stays, sign=True)} that stay, which a budget is for, and "
-            f"{in_bytes(extra - stays, sign=True)} of buffers while a step exchanges"
+            f"memory: {in_bytes(extra, sign=True)} a rank over {whom}"
+            f"{f', {counted}' if of_all else ''}: {in_bytes(stays, sign=True)} that stay"
+            f"{'' if of_all else f', {counted},'} and {in_bytes(extra - stays, sign=True)} of "
+            "buffers while a step exchanges"
         )
         if plan.router_memory >= FROM_BYTES:
             yield (
