@@ -118,14 +118,14 @@ def test_a_step_without_a_lookup_takes_no_time() -> None:
 
 
 def test_it_says_what_keeps_a_faster_plan_out() -> None:
-    def told(exchanged: float, needs: float, *, worth: bool = True) -> tuple[str, float]:
+    def told(exchanged: float, needs: float, unworthy: str = "") -> tuple[str, float]:
         own = Considered(way="own", ms=9, exchanged=8, memory=0, fits=True, chosen=True)
         faster = dataclasses.replace(
             own, way="sums", ms=4, exchanged=exchanged, fits=False, chosen=False, needs=needs
         )
-        faster = dataclasses.replace(faster, worth=worth)
+        faster = dataclasses.replace(faster, unworthy=unworthy)
         made = dataclasses.replace(report(), considered={"bags": [own, faster]})
-        why = made.over or "is not worth leaving what is simpler"
+        why = made.over or unworthy
         assert f"own, 2.25x slower than sums, which {why}" in "\n".join(made.lines())
         return made.over, made.needs
 
@@ -136,7 +136,7 @@ def test_it_says_what_keeps_a_faster_plan_out() -> None:
     assert told(8, 0) == ("leaves a rank without rows", 0)
     assert told(8, -1) == ("saves too little memory", -1)
     assert told(9, 0) == ("exchanges more bytes than TorchRec's own plan", 0)
-    assert told(8, 3 << 20, worth=False) == ("", 0)
+    assert told(8, 3 << 20, "saves less than is asked for") == ("", 0)
     assert (report().over, report().needs) == ("", 0)
 
 

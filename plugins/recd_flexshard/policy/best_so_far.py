@@ -66,9 +66,14 @@ class BestSoFar:
         extra = self._within_budget.extra(ledger)
         return extra if extra > self._budget and self._may_be(ledger) else 0.0
 
-    def is_worth(self, ledger: Ledger) -> bool:
-        """Whether it would replace the best plan if it fits."""
-        return self._beats(self.ledger, ledger, WORTH)
+    def unworthy(self, ledger: Ledger) -> str:
+        """Why it would not replace the best plan if it fits; empty where it would."""
+        share, for_what = self._least_gain(self.ledger, ledger, WORTH)
+        if ledger.ms >= (1 - share) * self.ledger.ms:
+            return f"saves less than the {share:.0%} for which {for_what}"
+        if self._slower_at_work(ledger):
+            return "is no faster if ranks work while others wait for bytes"
+        return ""
 
     def _may_be(self, ledger: Ledger) -> bool:
         """Whether it fits, the budget aside."""
@@ -80,11 +85,17 @@ class BestSoFar:
         return self._budget < 0 or more <= ROUNDING * self.own.cost.exchanged
 
     def _beats(self, best: Ledger, ledger: Ledger, worth: float) -> bool:
+        share, _ = self._least_gain(best, ledger, worth)
+        return ledger.ms < (1 - share) * best.ms and not self._slower_at_work(ledger)
+
+    def _least_gain(self, best: Ledger, ledger: Ledger, worth: float) -> tuple[float, str]:
+        """The share of a step that it must save to replace the best plan, and for what."""
+        gains = [(worth, "a simpler plan is left")]
         if self._knows_torchrec and best is self.own:
-            worth = max(worth, LEAVING)
+            gains.append((LEAVING, "TorchRec's own plan is left"))
         if _copies_of_bags(ledger) and not _copies_of_bags(best):
-            worth = max(worth, COPYING_BAGS)
-        return ledger.ms < (1 - worth) * best.ms and not self._slower_at_work(ledger)
+            gains.append((COPYING_BAGS, "pooled tables get replicas"))
+        return max(gains)
 
     def _slower_at_work(self, ledger: Ledger) -> bool:
         """Whether it takes longer where ranks work while others wait for bytes: than TorchRec's own

@@ -101,5 +101,5 @@ class _Collection:
             fits=self.search.so_far.fits(ledger),
             chosen=chosen,
             needs=self.search.so_far.needs(ledger),
-            worth=self.search.so_far.is_worth(ledger),
+            unworthy="" if chosen else self.search.so_far.unworthy(ledger),
         )

@@ -32,6 +32,8 @@ __all__ = ["PlanSearch", "Way", "way_of"]
 
 Way = Literal["torchrec", "none", "rank", "node", "sums"]
 LEVELS: tuple[Coalesce, ...] = ("none", "rank", "node")
+PASSES = 3
+"""How often all collections are gone through for other ways."""
 COVERED = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 """Shares of a collection's lookups that replicas in front of sums are tried for."""
 MOST_SPLITS = 32
@@ -85,10 +87,9 @@ class PlanSearch:
         self.so_far.weigh(self.own)
         for level in LEVELS[:2]:
             self.so_far.weigh(self.ledgers.by(self.without_replicas(self._one_level(level))))
-        for level in LEVELS:
+        for level in self.levels:
             self._weigh_all(self._one_level(level))
-        if len(self.collections) > 1:
-            self._try_ways_of_collections()
+        self._try_ways_of_collections()
         self._try_within_collections()
         self._try_levels_of_tables()
         return self.best
@@ -102,6 +103,11 @@ class PlanSearch:
         return found
 
     @property
+    def levels(self) -> tuple[Coalesce, ...]:
+        """The levels, of which node is none of its own if each rank is a node."""
+        return LEVELS if self.prices.cluster.ranks_per_node > 1 else LEVELS[:2]
+
+    @property
     def ways(self) -> dict[str, Way]:
         """Each table's way in the best plan."""
         return {name: way_of(one) for name, one in self.best.tables.items()}
@@ -109,7 +115,7 @@ class PlanSearch:
     def ways_of(self, names: tuple[str, ...]) -> tuple[Way, ...]:
         """The ways that a collection may choose from."""
         pooled = any(self.tables[name].bags for name in names)
-        return ("torchrec", "rank", "node") if pooled else ("torchrec", *LEVELS)
+        return ("torchrec", *(self.levels[1:] if pooled else self.levels))
 
     def without_replicas(self, ways: Mapping[str, Way]) -> dict[str, TableSizes]:
         """Sizes without replicas."""
@@ -123,9 +129,15 @@ class PlanSearch:
 
     def candidates(self, ways: Mapping[str, Way]) -> list[Ledger]:
         """The candidates with each table's way; those whose sums travel have the replicas that are
-        best known."""
+        best known. Beside pooled tables, sequences may be the only ones with replicas: those of
+        pooled tables must save more."""
         sizes = self.without_replicas(ways)
-        return self._within_budget.of(sizes, [name for name in sizes if ways[name] != "sums"])
+        names = [name for name in sizes if ways[name] != "sums"]
+        found = self._within_budget.of(sizes, names)
+        sequences = [name for name in names if not self.tables[name].bags]
+        if 0 < len(sequences) < len(names):
+            found = [*found, *self._within_budget.of(sizes, sequences)]
+        return found
 
     def in_front_of_sums(self, names: tuple[str, ...]) -> Iterator[Ledger]:
         """Plans in which the hottest rows of a pooled collection are on every rank, and bags that
@@ -155,11 +167,18 @@ class PlanSearch:
         return {name: one.sizes for name, one in self.best.tables.items() if name not in names}
 
     def _try_ways_of_collections(self) -> None:
-        """Weigh the other ways of each collection, the others as in the best plan."""
-        for names in self.collections.values():
-            for way in self.ways_of(names):
-                ways = self.ways | dict.fromkeys(names, way)
-                self._weigh_all(ways, WORTH / len(self.collections))
+        """Weigh the other ways of each collection, the others as in the best plan, until none is
+        better: what pays for one depends on the others."""
+        if len(self.collections) < 2:
+            return
+        for _ in range(PASSES):
+            before = self.best
+            for names in self.collections.values():
+                for way in self.ways_of(names):
+                    ways = self.ways | dict.fromkeys(names, way)
+                    self._weigh_all(ways, WORTH / len(self.collections))
+            if self.best is before:
+                return
 
     def _try_within_collections(self) -> None:
         """Weigh plans in which tables of one collection have different ways, or replicas are in
@@ -189,7 +208,7 @@ class PlanSearch:
         movable = [name for name in names if self.tables[name].bags]
         if len(movable) < 2 or any(self.tables[name].shards is None for name in movable):
             return
-        for level in LEVELS[1:]:
+        for level in self.levels[1:]:
             ways = self.ways | dict.fromkeys(movable, level)
             for ledger in self.candidates(ways):
                 rows = {name: ledger.tables[name].sizes for name in movable}
@@ -230,7 +249,7 @@ class PlanSearch:
         for name, one in ledger.tables.items():
             if one.table.bags or one.sizes.as_torchrec:
                 continue
-            tries = [dataclasses.replace(one.sizes, coalesce=level) for level in LEVELS]
+            tries = [dataclasses.replace(one.sizes, coalesce=level) for level in self.levels]
             if one.table.shards is not None:
                 tries.append(AS_TORCHREC)
             ledgers = [self.ledgers.changed(ledger, name, size) for size in tries]

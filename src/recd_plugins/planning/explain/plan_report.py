@@ -74,7 +74,7 @@ class PlanReport:
         for every in self.considered.values():
             (chosen,) = (one for one in every if one.chosen)
             fastest = min(every, key=lambda one: one.ms)
-            if not fastest.fits and fastest.worth and fastest.ms < chosen.ms:
+            if not fastest.fits and not fastest.unworthy and fastest.ms < chosen.ms:
                 yield fastest, every[0]
 
     @cached_property
@@ -320,8 +320,9 @@ class Considered:
     chosen: bool
     needs: float = 0.0
     """The budget, in bytes a rank, that it would fit; 0 where it fits, or none would do."""
-    worth: bool = True
-    """Whether it is faster than the chosen one by enough to replace it, if it fitted."""
+    unworthy: str = ""
+    """Why it would not replace the chosen one if it fitted, although it is faster; empty where it
+    would."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,9 +385,11 @@ def _won(path: str, every: Sequence[Considered]) -> str:
     why = f"{path}: {chosen.way}, {', '.join(dict.fromkeys(words))}"
     if fastest is chosen:
         return why
-    if not fastest.fits and fastest.worth:
-        return f"{why}, which {_over(fastest, every[0])}"
-    return f"{why}, which is not worth leaving what is simpler"
+    if fastest.unworthy:
+        return f"{why}, which {fastest.unworthy}"
+    if fastest.fits:
+        return f"{why}, which the search did not come to"
+    return f"{why}, which {_over(fastest, every[0])}"
 
 
 def _over(one: Considered, own: Considered) -> str:
