@@ -298,9 +298,10 @@ def _check_leaves_to(
     """`RegistryError` if the registry has slots that belong to the trainer, or if options are set
     that are not for a trainer."""
     if own := [slot for slot in TRAINERS if registry.written(slot)]:
+        where = "" if registry.source.path is None else f", {registry.source.path},"
         raise RegistryError(
-            f"{own[0]}: this is the registry's own, and {trainer.name} has another one. Take it "
-            "out, or advise without --trainer."
+            f"{own[0]}: this is the registry's own{where} and {trainer.name} has another one. Take "
+            "it out, name another registry by -r, or advise without --trainer."
         )
     if most_tried or batch_sizes:
         raise RegistryError(

@@ -256,10 +256,12 @@ class ModelOfTrainer(ModelAndBatches):
         """The batch that the model is timed with."""
         batch, *_ = self._batches
         if not hasattr(batch, "to"):
-            kind = type(batch).__name__
+            kind = type(batch)
+            own = "write" if kind.__module__ != "builtins" else "make them of a class that has"
             raise DataError(
-                f"{self.name}: its batches have no method `to`, so none can go to a device: write "
-                f"`{kind}.to(device, non_blocking=False)`, as TorchRec's pipelines ask."
+                f"{self.name}: its batches, {kind.__name__}, have no method `to`, so none can go "
+                f"to a device: {own} `to(self, device, non_blocking=False)`, as TorchRec's "
+                "pipelines ask."
             )
         return [batch]
 
