@@ -463,7 +463,8 @@ FOR_RECD_TRAIN = {
 def test_what_is_for_recd_train_alone_is_told_where_the_trainer_reads_nothing_of_it(
     gloo_pool: GlooPool,
 ) -> None:
-    """Of each that is written, once, in the third step; batches, ranks and tables go by theirs."""
+    """Of each that is written, once, in the third step; batches and tables go by theirs, and so do
+    ranks, if the job has as many."""
     first, others = gloo_pool.run(trained_for, 5, "nothing", FOR_RECD_TRAIN)
     assert others == []
     assert [one.partition(" is not used: ")[0] for one in first] == [
@@ -478,6 +479,8 @@ def test_what_is_for_recd_train_alone_is_told_where_the_trainer_reads_nothing_of
     assert gloo_pool.run(trained_for, 2, "nothing", only) == [[], []]
     for reads in ("before", "between"):
         assert gloo_pool.run(trained_for, 5, reads, only) == [[], []]
+    (told,), others = gloo_pool.run(trained_for, 5, "nothing", {**only, "ranks": 4, "steps": 5})
+    assert (told.partition(" is not used: ")[0], others) == ("train: ranks, steps", [])
     for_tables = {"optimizer": {"tables": "sgd", "tables_lr": 0.1}, "batch_size": 4}
     assert gloo_pool.run(trained_for, 5, "nothing", for_tables) == [[], []]
 

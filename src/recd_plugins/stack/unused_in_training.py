@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from recd_plugins.errors import listed
 from recd_plugins.notices import Notice, Otherwise, Unused, Wrong
 from recd_plugins.planning.planner_bases import OrdersBatches, Retiers
@@ -36,6 +38,7 @@ ASKING = {
 """What a trainer calls for what a slot builds."""
 
 OF_RECD_TRAIN = (
+    "ranks",
     "steps",
     "optimizer.dense",
     "optimizer.dense_lr",
@@ -141,12 +144,15 @@ class UnusedInTraining:
 
     @property
     def of_recd_train(self) -> list[str]:
-        """The options of `train` that registry.yaml has for `recd train` alone."""
+        """The options of `train` that registry.yaml has for `recd train` alone; not its ranks, if
+        this job has as many."""
         registry = self._registry
         train, optimizer = registry.written("train"), registry.written("train", "optimizer")
         written = {*train, *(f"optimizer.{name}" for name in optimizer)}
         if not registry.train.retier_every:
             written.discard("retier_batches")  # idle in `recd train`, too
+        if registry.train.ranks == dist.get_world_size(self._usage.group):
+            written.discard("ranks")
         return [name for name in OF_RECD_TRAIN if name in written]
 
     def _shards_otherwise(self, model: nn.Module) -> Iterator[Notice]:
