@@ -51,7 +51,9 @@ def test_the_warm_up_ends_with_a_third_of_the_steps_however_long_it_takes() -> N
 
 def test_what_all_processes_of_a_job_hold_is_added_up() -> None:
     """Of a job of its own: what this process has had others start may end meanwhile."""
-    script = "echo up; read go; sleep 600 & echo started; read end; kill $!"
+    # A fork that says itself that it is there, and runs nothing else in its place: it could be
+    # looked at in between.
+    script = "echo up; read go; exec 3<&0; (echo started; read end <&3) & wait"
     job = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert job.stdin is not None
     assert job.stdout is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,24 @@ def test_what_a_killed_process_left_is_removed_and_what_is_held_stays(
     with temporary_folder("recd-tried-") as mine:
         assert {*tmp_path.iterdir()} == {*others, mine}
     assert {*tmp_path.iterdir()} == {*others}
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_leaves_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another process that took it for one that is left."""
+    made: list[Path] = []
+
+    class Removed(tempfile.TemporaryDirectory[str]):
+        def __init__(self, suffix: str, prefix: str) -> None:
+            super().__init__(suffix, prefix, tmp_path)
+            made.append(Path(self.name))
+            if len(made) == 1:
+                made[0].rmdir()
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Removed)
+    with warnings.catch_warnings(record=True) as warned, temporary_folder("recd-tried-") as mine:
+        gc.collect()
+        assert [mine] == made[1:]
+    assert not warned
+    assert not [*tmp_path.iterdir()]

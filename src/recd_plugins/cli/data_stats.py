@@ -182,8 +182,9 @@ def _suggested(path: Location) -> ForeignSchema:
         raise DataError(
             f"{path}: beside ids it has no column of numbers, which could be a label, among "
             f"{listed([one.name for one in found.columns], kind='column')}. Repetition is measured "
-            "within sessions of a table with a label: give it a column of numbers, and one that "
-            "says of which session a row is."
+            "within sessions of a table with a label: measure what `recd data import` makes of it, "
+            "which draws labels where each row is a click (--negatives 4), by a schema that says "
+            "of which session a row is."
         )
     stand_in = Label(name=label, kind="regression", nulls=Fill(value=0))
     schema = dataclasses.replace(schema, label=label, labels=(stand_in,))

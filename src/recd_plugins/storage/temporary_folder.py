@@ -32,7 +32,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
             if Path(folder.name).exists():
                 break
             lock.close()
-        # Another process removed it before the lock was there.
+        folder.cleanup()  # another process removed it before the lock was there
     with folder as name, closing(lock):
         yield Path(name)
 
