@@ -71,8 +71,8 @@ class Optimum:
             start=tiers[start].astype(np.int8),
             bands=bands,
             tiers=tiers[to].astype(np.int8),
-            memory=np.cumsum([counts @ memory[start, band] - base, *(rows * more[order])]),
-            ms=np.cumsum([counts @ ms[start, band], *(-rows * less[order])]),
+            memory=_summed(counts @ memory[start, band] - base, rows * more[order]),
+            ms=_summed(counts @ ms[start, band], -rows * less[order]),
         )
 
     def at(self, budget: float | None, multiple: int) -> tuple[Integers, Integers]:
@@ -109,6 +109,11 @@ class Optimum:
         for tier, change in ((to, some), (int(final[band]), -some)):
             if tier in taken:
                 taken[tier][band] += change
+
+
+def _summed(first: float, changes: Floats) -> Floats:
+    """[S + 1] the first amount, and what it is after each change."""
+    return np.cumsum(np.concatenate([[first], changes]))
 
 
 def too_little(least: float, budget: float) -> CapabilityError:
