@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.api.batch import Batch, InverseKeyedJaggedTensor
+from recd_plugins.api.batch import (
+    Batch,
+    InverseKeyedJaggedTensor,
+    PartialInverseKeyedJaggedTensor,
+)
 from recd_plugins.api.data import Schema, SparseFeature
 from recd_plugins.api.rows import with_feature, with_ids
 from recd_plugins.api.testing import random_batch
@@ -49,6 +53,13 @@ class Exact:
     def convert(self, features: Any) -> InverseKeyedJaggedTensor:
         made: InverseKeyedJaggedTensor = features.to_ikjt(self.groups)
         return made
+
+
+class Partial:
+    groups = (("history",),)
+
+    def convert(self, features: Any) -> PartialInverseKeyedJaggedTensor:
+        return PartialInverseKeyedJaggedTensor.from_kjt(features.to_kjt(), self.groups)
 
 
 def job(transform: Any, *, features: str = "*", dedup: Any = None) -> BatchTransform:
@@ -155,3 +166,40 @@ def test_one_id_in_hundreds_may_fall_into_the_next_bucket() -> None:
     job(Alike(last_of_all), features="history", dedup=Exact())(batch(600))
     with pytest.raises(PluginError, match="depends on the other rows"):
         job(Alike(last_of_all), features="history", dedup=Exact())(batch(30))
+
+
+class EachRow(Alike):
+    """A transform of ids by a function of a row's."""
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        rows = torch.split(features.values(), features.lengths().tolist())
+        return with_ids(features, torch.cat([self.ids(row) for row in rows]))
+
+
+@pytest.mark.parametrize(
+    "ids", [lambda row: row.sort()[0], lambda row: row * (torch.arange(len(row)) > 0)]
+)
+def test_a_transform_of_rows_that_says_it_is_one_of_ids_is_named(
+    ids: Callable[[Tensor], Tensor],
+) -> None:
+    says = "^preprocess: 'mine' says `elementwise = True`, but makes of an id what depends on the"
+    with pytest.raises(PluginError, match=says) as caught:
+        job(EachRow(ids, elementwise=True), features="history", dedup=Partial())(batch())
+    assert "take that attribute away" in str(caught.value)
+    expected = job(EachRow(ids), features="history")(batch()).features["history"]
+    for dedup, claims in ((Partial(), {}), (Exact(), {"elementwise": True})):
+        made = job(EachRow(ids, **claims), features="history", dedup=dedup)(batch()).dedup
+        found = made.to_kjt(["history"])["history"]
+        assert found.values().equal(expected.values())
+        assert found.lengths().equal(expected.lengths())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 40])
+@pytest.mark.parametrize("ids", [lambda ids: ids % 7, in_place])
+def test_a_transform_of_ids_passes_on_batches_of_any_size(
+    ids: Callable[[Tensor], Tensor], rows: int
+) -> None:
+    given = batch(rows)
+    expected = (given.features["history"].values() % 7).tolist()
+    made = job(Alike(ids, elementwise=True), features="history", dedup=Partial())(given)
+    assert made.dedup.to_kjt(["history"])["history"].values().tolist() == expected

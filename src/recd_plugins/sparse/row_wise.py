@@ -70,7 +70,6 @@ class RowWise:
         self._weighs = weighs
         self.row_wise: bool = getattr(transform, "row_wise", True)
         """Whether a row's result depends on that row alone, as the transform says."""
-        self._elementwise: bool = getattr(transform, "elementwise", False)
         adds: str | None = getattr(transform, "adds", None)
         self.adds = None if _is_passed_by(transform, "made") else adds
         """The name of the feature that it adds to those that it takes; None if it does not add
@@ -81,6 +80,10 @@ class RowWise:
         self._changes_keys: bool = bool(
             makes is not None or adds or getattr(transform, "changes_keys", False)
         )
+        elementwise: bool = getattr(transform, "elementwise", False)
+        self.elementwise = elementwise and not self._changes_keys
+        """Whether an id's result depends on that id alone, as the transform says, so that it runs
+        on shared values."""
 
     def __call__(self, features: Features, keys: Collection[str] | None = None) -> Features:
         """The transformed features; if `keys` are given, only these are transformed, and the others
@@ -100,7 +103,7 @@ class RowWise:
         made: KeyedJaggedTensor | DeduplicatedFeatures
         if isinstance(features, KeyedJaggedTensor):
             made = self._on_kjt(features, chosen)
-        elif features.shares_values and self._elementwise and not self._changes_keys:
+        elif features.shares_values and self.elementwise:
             made = self._on_shared_values(features, chosen)
         else:
             made = features.from_ikjt(self._on_ikjt(features.to_ikjt(), chosen))

@@ -18,7 +18,7 @@ from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocess.converter_check import check_samples, copied_rows
 from recd_plugins.data.preprocess.dense_step import DenseStep
 from recd_plugins.data.preprocess.steps import Step
-from recd_plugins.data.preprocess.transform_check import check_rows
+from recd_plugins.data.preprocess.transform_check import check_ids, check_rows
 from recd_plugins.data.read_seconds import CONVERT, ReadSeconds
 from recd_plugins.errors import PluginError, listed, naming, nearest
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
@@ -253,8 +253,12 @@ def _check_rows(
     step: RowWise, features: KeyedJaggedTensor | DeduplicatedFeatures, names: Collection[str]
 ) -> None:
     """Check what a step that is about to run on unique samples makes of all samples."""
-    if isinstance(features, DeduplicatedFeatures):
-        check_rows(step, features.to_kjt(), names)
+    if not isinstance(features, DeduplicatedFeatures):
+        return
+    rows = features.to_kjt()
+    check_rows(step, rows, names)
+    if features.shares_values and step.elementwise:
+        check_ids(step, rows, names)
 
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:

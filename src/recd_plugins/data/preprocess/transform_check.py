@@ -1,5 +1,6 @@
 """Holds a transform to what unique samples take for granted: that a row's result depends on that
-row alone. Where nothing is deduplicated, a transform may look at what it likes."""
+row alone; and to what shared values do, that an id's depends on that id alone. Where nothing is
+deduplicated, a transform may look at what it likes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from recd_plugins.sparse.jagged import WeightedJagged, without
 from recd_plugins.sparse.joined import JoinedFeatures
 from recd_plugins.sparse.row_wise import RowWise
 
-__all__ = ["check_rows"]
+__all__ = ["check_ids", "check_rows"]
 
 ROUNDING = 1e-3
 """The relative difference that weights may have: kernels round otherwise where a row is elsewhere
@@ -27,12 +28,10 @@ A transform that looks at other rows changes more of them."""
 def check_rows(step: RowWise, features: KeyedJaggedTensor, names: Collection[str]) -> None:
     """Raises `PluginError` if the step makes of some rows of `names` something else where these
     rows come alone. The features stay as they are, also if the step works in place."""
-    others = [key for key in features.keys() if key not in names]  # noqa: SIM118  # no mapping
-    rows = _half(features.stride())
-    taken = len(others) < len(features.keys()) and not features.variable_stride_per_key()
-    if not (step.row_wise and taken and features.values().is_cpu and len(rows)):
+    given = _taken(features, names)
+    if not step.row_wise or given is None:
         return
-    given = without(features, others)
+    rows = _half(features.stride())
     made = _made(step, given)
     alone = step(_select(given, rows))
     keys = alone.keys()
@@ -56,6 +55,51 @@ def check_rows(step: RowWise, features: KeyedJaggedTensor, names: Collection[str
         f"{step.who} makes of a row what depends on the other rows of its batch: {seen}. Of unique "
         "samples it would make something else than of all: have it transform each row by itself, "
         "or say `row_wise = False` and leave these features out of dedup.groups."
+    )
+
+
+def check_ids(step: RowWise, features: KeyedJaggedTensor, names: Collection[str]) -> None:
+    """Raises `PluginError` if the step, which says `elementwise = True`, makes of some ids of
+    `names` something else where each comes in a row of its own. The features stay as they are."""
+    given = _taken(features, names)
+    if given is None or not len(given.values()):
+        return
+    made, alone = _made(step, given), step(_rows_of_one(given))
+    expected, found = WeightedJagged.of(made), WeightedJagged.of(alone)
+    if len(found.values) == len(expected.values):
+        found = WeightedJagged(found.values, expected.lengths, found.weights)
+    differ = _rows_that_differ(found, expected)
+    if int(differ.sum()) <= len(differ) // ROWS_PER_FLIP:
+        return
+    first, stride = int(differ.nonzero()[0]), given.stride()
+    raise PluginError(
+        f"{step.who} says `elementwise = True`, but makes of an id what depends on the others of "
+        f"its row: {made.keys()[first // stride]!r} of sample {first % stride} of a batch became "
+        f"{_ids(expected, first)}, and {_ids(found, first)} where each id came alone. Of values "
+        "that samples share it would make something else than of all: take that attribute away."
+    )
+
+
+def _taken(features: KeyedJaggedTensor, names: Collection[str]) -> KeyedJaggedTensor | None:
+    """Those of `names`, if they can be checked."""
+    others = [key for key in features.keys() if key not in names]  # noqa: SIM118  # no mapping
+    some = len(others) < len(features.keys()) and not features.variable_stride_per_key()
+    checked = some and features.values().is_cpu and features.stride() > 1
+    return without(features, others) if checked else None
+
+
+def _rows_of_one(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Each id in a row of its own; keys with fewer ids than others end in rows without any."""
+    numels = torch.tensor(features.length_per_key(), device="cpu")
+    stride = int(numels.max())
+    lengths = torch.arange(stride, device="cpu") < numels.unsqueeze(1)
+    weights = features.weights_or_none()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values().clone(),
+        lengths=lengths.flatten().to(features.lengths().dtype),
+        weights=None if weights is None else weights.clone(),
+        stride=stride,
     )
 
 
