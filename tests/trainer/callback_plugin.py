@@ -31,6 +31,10 @@ class DiaryConfig(Config):
     """The step after which it raises; 0 never."""
     drifts: float = 0.0
     """What is added to the dense parameters before each step, times the rank."""
+    rate_drifts: float = 0.0
+    """What is added to the tables' learning rates before each step, times the rank."""
+    returns: bool = False
+    """Whether it returns metrics in place of adding them."""
     starts: int = 0
     """The number from which it counts pages."""
     scale: float = 1.0
@@ -62,6 +66,8 @@ class Diary(Callback):
         for group in training.dense.param_groups if self._config.drifts else ():
             for parameter in group["params"]:
                 parameter.data += self._config.drifts * training.rank
+        for group in training.tables.param_groups:
+            group["lr"] += self._config.rate_drifts * training.rank
 
     def before_update(self, training: Training) -> None:
         grads = [p.grad for group in training.dense.param_groups for p in group["params"]]
@@ -80,10 +86,13 @@ class Diary(Callback):
         if self._config.fail_after == training.step:
             raise KeyError("nothing of this name")
 
-    def on_metrics(self, training: Training, metrics: dict[str, float]) -> None:
+    def on_metrics(self, training: Training, metrics: dict[str, float]) -> Any:
+        if self._config.returns:
+            return {**metrics, "pages": 1.0}
         metrics["pages"] = float(self._steps)
         metrics["odd_pages"] = float(self._by_parity.get(1, 0))
         self._write(training, f"on_metrics {training.step}")
+        return None
 
     def after_evaluation_step(self, training: Training) -> None:
         self._write(training, f"after_evaluation_step {training.step}")

@@ -185,6 +185,24 @@ def test_parameters_that_a_callback_changes_by_rank_are_named(
         gloo_pool.run(trained, values)
 
 
+def test_rates_of_tables_that_a_callback_sets_by_rank_are_named(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    values = registry(tmp_path, {"use": "diary", "rate_drifts": 0.01})
+    with pytest.raises(RanksFailed, match=r"its learning rate is \S+ on rank 0 and \S+ on rank 1"):
+        gloo_pool.run(trained, values)
+
+
+def test_metrics_that_are_returned_and_not_added_are_named(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    values = registry(tmp_path, {"use": "diary", "returns": True})
+    with pytest.raises(
+        RanksFailed, match=r"on_metrics returned \{.* Add to the mapping that it is"
+    ):
+        gloo_pool.run(trained, values)
+
+
 def test_a_batch_is_what_callbacks_make_of_it(tmp_path: Path, gloo_pool: GlooPool) -> None:
     plain, once, twice = (
         gloo_pool.run(trained, registry(tmp_path / name, *callbacks, rows=80, steps=2))

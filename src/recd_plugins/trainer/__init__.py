@@ -20,7 +20,7 @@ A run's way, with each step's file on the right.
                               metrics are printed and written                run_report
                               ranks agree to stop after the same step        stop_signal
                               or end, and say why a loss is not finite       divergence
-    every so many steps     dense parameters are held to be alike            dense_alike
+    every so many steps     dense parameters and rates are held to be alike  ranks_alike
                               and a checkpoint is written                    checkpoints
     the end                 what keeps Python from ending is named           threads_left
 

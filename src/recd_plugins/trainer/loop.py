@@ -31,7 +31,6 @@ from recd_plugins.trainer.checkpoints.checkpoint import (
 from recd_plugins.trainer.checkpoints.optimizer_numbers import restore_groups
 from recd_plugins.trainer.checkpoints.positions import Positions, check_lengths, closing
 from recd_plugins.trainer.checkpoints.random_state import set_random_state
-from recd_plugins.trainer.dense_alike import check_dense_alike
 from recd_plugins.trainer.divergence import divergence
 from recd_plugins.trainer.measure.breakdown import explain_breakdown
 from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
@@ -39,6 +38,7 @@ from recd_plugins.trainer.measure.forecast_meter import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
+from recd_plugins.trainer.ranks_alike import check_dense_alike, check_rates_alike
 from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.run_callbacks import Callbacks
 from recd_plugins.trainer.run_report import RunReport, defined
@@ -383,6 +383,7 @@ class Loop:
             raise self._divergence()
         training = self._training
         check_dense_alike(training.model, training.dense, training.device)
+        check_rates_alike(training.tables)
         self._call("on_checkpoint")
         states, so_far = self._callbacks.state_dict(), self._so_far()
         step = self._training.step

@@ -52,10 +52,15 @@ class Callbacks:
         for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
             before = _run_state(*args)
             with _named(choice, event):
-                getattr(callback, event)(*args)
+                returned = getattr(callback, event)(*args)
             if choice is not None:
                 _check_run_state(before, _run_state(*args), f"{choice.who}: {event}")
             if choice is not None and event in LEFT:
+                if isinstance(returned, Mapping) and returned is not args[-1]:
+                    raise PluginError(
+                        f"{choice.who}: {event} returned {shown(returned)}, which nobody takes. "
+                        "Add to the mapping that it is given instead."
+                    )
                 _check_left(args[-1], f"{choice.who}: {event}", numbers=event != "at_end")
 
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:

@@ -34,7 +34,7 @@ class Training:
 
     A callback may change the parameters of `model` between two steps, their gradients in
     `before_update`, and the learning rates of `dense` and `tables` in `before_step`: all of them
-    alike on every rank, to which checkpoints hold the dense parameters. It may only read all else.
+    alike on every rank, to which checkpoints hold parameters and rates. It may only read all else.
     """
 
     model: nn.Module

@@ -1,5 +1,6 @@
-"""Holds the ranks to the same dense parameters: they begin alike and are stepped by gradients that
-are summed over the ranks, so only a plugin can have them differ."""
+"""Holds the ranks to the same dense parameters and the same learning rates of tables: they begin
+alike, and dense parameters are stepped by gradients that are summed over the ranks, so only a
+plugin can have them differ."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torchrec.optim.keyed import KeyedOptimizer
 
 from recd_plugins.errors import PluginError, listed
+from recd_plugins.planning.together import on_every_rank
 
-__all__ = ["check_dense_alike"]
+__all__ = ["check_dense_alike", "check_rates_alike"]
 
 ROUNDING = 1e-3
 """The share of a parameter's norm by which ranks may be apart: machines may round otherwise."""
@@ -42,6 +45,32 @@ def check_dense_alike(model: nn.Module, dense: torch.optim.Optimizer, device: to
             "or the model changes them otherwise on each rank: let no rank decide what is changed, "
             "and draw random numbers from a generator that is seeded alike on all ranks."
         )
+
+
+def check_rates_alike(tables: KeyedOptimizer) -> None:
+    """`PluginError` on every rank if ranks have different learning rates for the same table; every
+    rank calls it."""
+    if dist.get_world_size() == 1:
+        return
+    first: dict[str, tuple[int, float]] = {}
+    for rank, rates in enumerate(on_every_rank(lambda: _rates(tables))):
+        for name, rate in rates.items():
+            other, found = first.setdefault(name, (rank, rate))
+            if rate != found:
+                raise PluginError(
+                    f"{name}: its learning rate is {found:g} on rank {other} and {rate:g} on rank "
+                    f"{rank}, so that its rows learn by where they are. Let a callback set rates "
+                    "by what all ranks know alike, as steps and metrics are, not the loss of a "
+                    "rank's own batch."
+                )
+
+
+def _rates(tables: KeyedOptimizer) -> dict[str, float]:
+    """The learning rate of each table that this rank has rows of, by the parameter's name."""
+    rates = {
+        id(one): float(group["lr"]) for group in tables.param_groups for one in group["params"]
+    }
+    return {name: rates[id(one)] for name, one in tables.params.items() if id(one) in rates}
 
 
 def _plain(model: nn.Module, dense: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
