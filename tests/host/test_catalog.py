@@ -441,7 +441,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypedDict
 from recd_plugins.api import *
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -519,6 +519,7 @@ def recd_pooling():
         ("float", "1", ""),
         ("'int | str'", "'auto'", ""),
         ("tuple[float, ...]", "(1, 2.5)", ""),
+        ("int", "field(init=False, default=3)", ""),  # no option at all
     ],
 )
 def test_a_default_that_nobody_could_write_is_refused(

@@ -180,6 +180,8 @@ def wrong_with_defaults(config: type) -> str:
     for field in dataclasses.fields(config):
         if field.default in (dataclasses.MISSING, None) or isinstance(field.default, Path):
             continue
+        if not field.init:  # no option: the config makes it itself
+            continue
         try:
             _convert(hints[field.name], field.default, field.name)
         except RegistryError as error:
