@@ -248,6 +248,10 @@ def in_part(model: nn.Module, *_: Any) -> ShardingPlan:
     return plan
 
 
+def no_table(*_: Any) -> ShardingPlan:
+    return ShardingPlan({})
+
+
 def placed(way: Callable[[nn.Module, int], Any]) -> Callable[..., ShardingPlan]:
     """A plan that has all tables of a collection in one way, which its rank decides too."""
 
@@ -357,6 +361,7 @@ def recd_sharding() -> list[Any]:
         plans_on_rank_0=Part(plan=on_rank_0, sharders=gives([]), explain=gives("")),
         moves_nothing=Moving(),
         plans_in_part=Part(plan=in_part, sharders=gives([]), explain=gives("")),
+        plans_no_table=Part(plan=no_table, sharders=gives([]), explain=gives("")),
         plans_by_rank=Part(plan=placed(by_rank), sharders=gives([]), explain=gives("")),
         dense_bags=Part(plan=placed(dense_bags), sharders=gives([]), explain=gives("")),
         no_plan=Part(),

@@ -174,4 +174,4 @@ def compare_with_trainer(
         fused: Mapping[str, Any] = fused_by_table(model, sharders)
         dense = [name for name in dense_tables(plan) if fused.get(name)]
         usage.stepped_densely(choice, dense)
-    usage.left_whole(choice, left_whole(model, sharders, plan) if plan.plan else [])
+    usage.left_whole(choice, left_whole(model, sharders, plan))
