@@ -32,7 +32,7 @@ from recd_plugins.data.importing.table_import import Imported, TableImport
 from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RegistryError
 
 SCHEMA: dict[str, Any] = {
     "session_id": "visit",
@@ -107,7 +107,8 @@ def test_an_import_that_was_killed_goes_on(
 ) -> None:
     """The table is the uninterrupted one's, byte by byte, and is never there in part."""
     options: dict[str, Any] = {"row_group_size": 50} if name.endswith("parquet") else {}
-    path = write(tmp_path / name, clicks(1_000), "gzip" if name.endswith("gz") else None, **options)
+    rows = clicks(1_000).drop_columns(["clicked"])  # each is a click
+    path = write(tmp_path / name, rows, "gzip" if name.endswith("gz") else None, **options)
     split = SplitBy.of("hash:visit", 0.2)
     negatives = Negatives(count=2, items=("item_id",))
     whole = imported(path, tmp_path / "whole", split=split, negatives=negatives)
@@ -413,6 +414,24 @@ def test_negatives_are_other_items_beside_each_click(tmp_path: Path, by: str) ->
     clicked_first = share * (1 - share)
     expected = clicked_first / (1 - share) if by == "popularity" else (1 - share) / len(drawn)
     assert 0.5 * expected < first < 1.5 * expected
+
+
+def test_negatives_beside_labels_that_are_no_clicks_are_refused(tmp_path: Path) -> None:
+    table, negatives = clicks(300), Negatives(count=1, items=("item_id",))
+    path = write(tmp_path / "clicks.csv", table)
+    zeros = table["clicked"].to_pylist().count(0)
+    assert 0 < zeros < 300
+    with pytest.raises(DataError, match=rf"'clicked' is 0 in {zeros} of 300 rows, and --negatives"):
+        imported(path, tmp_path / "t", SCHEMA | {"label": "clicked"}, negatives=negatives)
+    several = [{"name": "clicked"}, {"name": "liked"}]
+    for other in (several, [{"name": "clicked", "kind": "graded", "grades": 2}]):
+        schema = {name: one for name, one in SCHEMA.items() if name != "label"}
+        with pytest.raises(RegistryError, match="--negatives: it makes labels of clicks, 1, and"):
+            imported(path, tmp_path / "t", {**schema, "labels": other}, negatives=negatives)
+    ones = table.set_column(table.column_names.index("clicked"), "clicked", pa.array([1] * 300))
+    path = write(tmp_path / "ones.csv", ones)
+    imported(path, tmp_path / "t", SCHEMA | {"label": "clicked"}, negatives=negatives)
+    assert Counter(row["clicked"] for row in rows_of(tmp_path / "t")) == {0: 300, 1: 300}
 
 
 def test_negatives_are_drawn_in_each_of_many_files() -> None:

@@ -20,6 +20,8 @@ __all__ = [
     "Catalogue",
     "CatalogueBuilder",
     "Negatives",
+    "check_clicks",
+    "check_sole_label",
     "item_columns",
     "undrawn",
     "with_negatives",
@@ -143,6 +145,30 @@ def _with_weights(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
     """The columns, and those of the weights of scored features."""
     scored = {one.name: one.weights_name for one in schema.sparse if one.scored}
     return (*names, *(scored[name] for name in names if name in scored))
+
+
+def check_sole_label(schema: Schema) -> None:
+    """Raises `RegistryError` unless the schema's only label is that of clicks."""
+    graded = [one.name for one in schema.targets if one.kind != "click"]
+    if graded or len(schema.targets) > 1:
+        which = f"{graded[0]!r}, which is of no clicks" if graded else "several labels"
+        raise RegistryError(
+            f"it makes labels of clicks, 1, and of what was not clicked, 0, and the schema has "
+            f"{which}. Keep one label of `kind: click`, or take --negatives out.",
+            "--negatives",
+        )
+
+
+def check_clicks(rows: pa.Table, label: str, where: str) -> None:
+    """Raises `DataError` unless each row is a click by its label."""
+    labels = rows[label].to_numpy()
+    if others := int((labels != 1).sum()):
+        other = labels[labels != 1][0]
+        raise DataError(
+            f"{where}: label {label!r} is {other:g} in {others:,} of {len(labels):,} rows, and "
+            "--negatives takes each row for a click. Take it out, to train on these labels; or "
+            "import clicks alone."
+        )
 
 
 def clicked(rows: pa.Table, column: str, where: str) -> I64:

@@ -44,6 +44,8 @@ from recd_plugins.data.importing.negatives import (
     Catalogue,
     CatalogueBuilder,
     Negatives,
+    check_clicks,
+    check_sole_label,
     item_columns,
     with_negatives,
 )
@@ -190,6 +192,7 @@ class TableImport:
                     f"--split-by hash:{by}: no file has a column {by!r}; {nearest(by, names)}"
                 )
         if self._negatives is not None:
+            check_sole_label(self._made)
             item_columns(self._made, self._negatives)
         for name in self._columns if self._files[0].format == "jsonl" else ():
             problem = key_problem(name, self._read_as)
@@ -435,7 +438,10 @@ class TableImport:
             raise
 
     def _clicks(self, block: Block) -> dict[Split, pa.Table]:
-        return self._parted(block)[0]
+        parts, _ = self._parted(block)
+        for rows in parts.values():
+            check_clicks(rows, self._made.label, block.where)
+        return parts
 
     def _rows(self, block: Block) -> tuple[dict[Split, pa.Table], Counter[str], IdCounts]:
         """The rows of a block to write to each split, the dropped rows, and the counts of ids."""
