@@ -136,6 +136,46 @@ def test_a_day_is_not_taken_for_the_time_where_there_are_times_of_these_days(
     assert yaml.safe_load(recd("data", "schema", tmp_path))["timestamp"] == time
 
 
+@pytest.mark.parametrize("name", ["ga_session_number", "visit"])
+def test_sessions_that_are_numbered_anew_for_each_user_are_of_both_columns(
+    tmp_path: Path, name: str
+) -> None:
+    rows = 2000
+    users, sessions = np.repeat(np.arange(100), 20), np.arange(rows) // 10 % 2 + 1
+    columns = {"user_id": users, "item_id": DRAW.integers(0, 50, rows)}
+    clicked, path = DRAW.integers(0, 2, rows), tmp_path / "a.parquet"
+    pq.write_table(pa.table({**columns, name: sessions, "clicked": clicked}), path)
+    found = json.loads(recd("data", "schema", path, "--json"))
+    assert found["schema"]["session_id"] == ["user_id", name]
+    assert any(one.startswith(f"{name}: has fewer different values") for one in found["doubts"])
+    recd("data", "import", path, tmp_path / "t")
+    opened = Table.open(tmp_path / "t")
+    assert opened.schema.session_id is not None
+    made = pa.concat_tables(opened.each_read([opened.schema.session_id]))[0].to_numpy()
+    assert [*map(len, np.split(made, np.flatnonzero(np.diff(made)) + 1))] == [10] * 200
+    assert len({*made.tolist()}) == 200
+    pq.write_table(pa.table({**columns, name: 2 * users + sessions, "clicked": clicked}), path)
+    assert json.loads(recd("data", "schema", path, "--json"))["schema"]["session_id"] == name
+
+
+def test_what_a_schema_names_by_default_alone_is_told_how_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"label": [0, 1], "item": [-3, 4]}), path)
+    for options, says in (
+        ({}, "write `session_id: null` in the schema"),
+        ({"session_id": None}, "write `timestamp: null` in the schema"),
+        ({"session_id": None, "timestamp": None}, "`missing: [-3]` leaves out one that stands"),
+    ):
+        sparse = [{"name": "item", "num_ids": 10}]
+        schema = {**options, "label": "label", "sparse": sparse}
+        file = text(tmp_path / "schema.yaml", json.dumps(schema))
+        for command in (["import", path, tmp_path / "t"], ["check", path]):
+            arguments = [*map(str, ["data", *command, "--schema", file])]
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code
+            assert says in " ".join(result.output.split())
+
+
 def test_a_column_of_nulls_alone_is_no_feature(tmp_path: Path) -> None:
     entry, _, doubts = imported(tmp_path, pa.nulls(ROWS))
     assert entry == {}

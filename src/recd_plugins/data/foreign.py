@@ -36,7 +36,11 @@ __all__ = [
     "TextDates",
     "TimeUnit",
     "as_foreign",
+    "null_instead_of",
 ]
+
+NULLABLE = ("session_id", "timestamp")
+"""The options that name a column of their own name by default, and may be null."""
 
 DateDigits = Literal[
     "yymmdd", "yymmddhh", "yyyymmdd", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss"
@@ -367,6 +371,14 @@ def _free(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_key"
     return name
+
+
+def null_instead_of(column: str) -> str:
+    """What to write in a schema for data without this column, if it is one that a schema names by
+    default; else nothing."""
+    if column not in NULLABLE:
+        return ""
+    return f"Where there is none, write `{column}: null` in the schema: this name is its default."
 
 
 def as_foreign(schema: Schema) -> ForeignSchema:

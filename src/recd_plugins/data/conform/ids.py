@@ -227,9 +227,16 @@ def id_error(
 ) -> DataError:
     """The error for an id outside [0, num_ids)."""
     in_row = "" if row is None else f" in row {row:,}"
+    cure = (
+        "Raise its num_ids in the schema; in a schema of foreign files, `ids: hash` takes any id."
+    )
+    if found < 0:
+        cure = (
+            "No table has rows below 0: in a schema of foreign files, `ids: hash` takes any id, "
+            f"and `missing: [{found}]` leaves out one that stands for none."
+        )
     return DataError(
-        f"{where}: feature {feature!r} holds id {found}{in_row}, outside [0, {num_ids}). Raise its "
-        "num_ids in the schema; in a schema of foreign files, `ids: hash` takes any id."
+        f"{where}: feature {feature!r} holds id {found}{in_row}, outside [0, {num_ids}). {cure}"
     )
 
 

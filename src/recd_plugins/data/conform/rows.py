@@ -36,7 +36,12 @@ from recd_plugins.data.conform.keys import (
 )
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.values import missing, without_views
-from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
+from recd_plugins.data.foreign import (
+    DenseColumn,
+    ForeignFeature,
+    ForeignSchema,
+    null_instead_of,
+)
 from recd_plugins.data.schema import Label, Nulls
 from recd_plugins.errors import nearest
 
@@ -148,7 +153,7 @@ def _problems(arrow: pa.Schema, roles: Mapping[str, Role]) -> Iterator[tuple[str
             count = names[source]
             if count == 0:
                 root = source.split(".")[0]
-                cure = nearest(source, names)
+                cure = null_instead_of(source) or nearest(source, names)
                 if root != source and root in names and pa.types.is_nested(arrow.field(root).type):
                     cure = "`recd data import` makes columns of the fields of a struct."
                 yield source, "is not there, but the schema names it", cure

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.data.conform.values import without_views
+from recd_plugins.data.foreign import null_instead_of
 from recd_plugins.data.importing.column_types import ColumnTypes
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
 from recd_plugins.data.importing.struct_fields import field_at, type_at
@@ -150,10 +151,10 @@ def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[s
     for name in columns:
         # A key of JSON may come later.
         if name not in there and file.format != "jsonl":
+            cure = null_instead_of(name) or nearest(name, file.columns)
             raise DataError(
-                f"{file.path}: lacks column {name!r}, which the schema names; "
-                f"{nearest(name, file.columns)} If some files may lack it, give `--absent {name}`: "
-                "there `nulls` of the schema decides."
+                f"{file.path}: lacks column {name!r}, which the schema names; {cure} If some "
+                f"files may lack it, give `--absent {name}`: there `nulls` of the schema decides."
             )
 
 

@@ -19,6 +19,7 @@ from recd_plugins.data.importing.proposing.column_entry import (
 )
 from recd_plugins.data.importing.proposing.column_names import (
     SESSION_WORDS,
+    USER_WORDS,
     WEIGHT_WORDS,
     is_called,
     is_request,
@@ -116,6 +117,12 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             entries.append(time_entry(column))
         elif column is session:
             entries.append(ColumnEntry(column=column, part="session"))
+            if (user := _whose_sessions(column, named)) is not None:
+                entries[-1].value = [user.name, column.name]
+                entries[-1].doubts.append(
+                    f"has fewer different values than {user.name}, so it is taken to number the "
+                    "sessions of each"
+                )
             if column in requests:
                 entries[-1].doubts.append(
                     "taken for the session, as its name says that its rows were shown together"
@@ -151,6 +158,14 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
     entries = [unless_weights(one, weights) for one in entries]
     share_tables(entries)
     return entries
+
+
+def _whose_sessions(session: ColumnSurvey, named: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
+    """The column of users each of whom has sessions of these values, as a first and a second one;
+    None where they can be sessions by themselves: no user has less than one."""
+    users = [one for one in named if one is not session and is_called(one, USER_WORDS)]
+    most = max(users, key=lambda one: one.distinct, default=None)
+    return most if most is not None and most.distinct > session.distinct else None
 
 
 def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
@@ -232,7 +247,8 @@ def _single(entries: Sequence[ColumnEntry], part: Part, key: str, without: str) 
         yield f"{key}: null  # {without}"
         return
     yield from _doubts(entry)
-    yield f"{key}: {_flow(entry.column.name)}  # {_about(entry.column)}"
+    named = entry.value if part == "session" and entry.value else entry.column.name
+    yield f"{key}: {_flow(named)}  # {_about(entry.column)}"
 
 
 def _label_lines(entries: Sequence[ColumnEntry]) -> Iterator[str]:
