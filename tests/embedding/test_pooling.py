@@ -466,6 +466,31 @@ def test_a_pooling_whose_rows_depend_on_others_is_of_all_samples(
     ]
 
 
+class Gated(Silent):
+    """A sum, and its mean over the batch by a gate that begins closed, as in ReZero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        pooled = super().forward(values, lengths, query)
+        return pooled + self.gate * pooled.mean(0)
+
+
+def test_a_gate_that_begins_closed_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Its gradient is already another one on unique samples; a call before is not disturbed."""
+    plain, pooling = Gated().double(), DedupPooling(Gated().double())
+    first, second = Samples(LENGTHS.clamp(max=1)), Samples()
+    wanted = plain(*first.expanded()).sum() + plain(*second.expanded()).square().sum()
+    pooled = pooling(*first.deduplicated()).sum() + pooling(*second.deduplicated()).square().sum()
+    for total in (wanted, pooled):
+        total.backward()
+    torch.testing.assert_close(pooling.gate.grad, plain.gate.grad, rtol=1e-9, atol=1e-9)
+    assert torch.equal(pooling.gate, torch.zeros(()))
+    assert sum("depends on how often others" in one for one in caplog.messages) == 1
+
+
 def test_what_a_pooling_keeps_in_attributes_is_of_all_samples() -> None:
     pooling, samples = DedupPooling(Remembering().double()), Samples()
     for training in (True, False):

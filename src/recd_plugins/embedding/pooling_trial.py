@@ -140,9 +140,14 @@ def _try(
     if tried.draws or keeps or len(unique) > 3:  # the same again differs; or it is a `pool_unique`
         tried.mixes = False
     elif twice := _with_rows_twice(*map(_copied, unique)):
-        _set_buffers(pooling, kept)
-        with _on_copies(pooling):
-            again = pool(*twice)
+        with _without_zeros(pooling, device) as changed:
+            if changed:
+                _set_buffers(pooling, kept)
+                with _on_copies(pooling):
+                    made = pool(*map(_copied, unique))
+            _set_buffers(pooling, kept)
+            with _on_copies(pooling):
+                again = pool(*twice)
         _restore(before, device)
         tried.mixes = _differ(made, again)
     if not keeps:
@@ -154,6 +159,25 @@ def _try(
             tried.keeps = not _alike_all(by_unique, _numbers(pooling))
         _restore(before, device)
     _set_buffers(pooling, kept)
+
+
+@contextmanager
+def _without_zeros(pooling: nn.Module, device: torch.device) -> Iterator[bool]:
+    """Inside, parameters that are all zeros are other numbers, since a gate that begins at zero
+    hides what it will let through; whether there are any."""
+    plain = [
+        one for one in pooling.parameters() if type(one) is nn.Parameter and one.is_floating_point()
+    ]
+    has = torch.stack([one.any().to(device) for one in plain]).tolist() if plain else []
+    zeros = [(one, one.data) for one, some in zip(plain, has, strict=True) if not some]
+    for one, _ in zeros:  # other memory: a backward may be to come that needs what it holds
+        numbers = torch.linspace(0.5, 1, one.numel(), dtype=one.dtype, device=one.device)
+        one.data = numbers.reshape(one.shape)
+    try:
+        yield bool(zeros)
+    finally:
+        for one, held in zeros:
+            one.data = held
 
 
 def _with_rows_twice(values: Tensor, lengths: Tensor, *queries: Tensor) -> list[Tensor]:
