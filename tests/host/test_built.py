@@ -140,6 +140,13 @@ WRONG: dict[str, tuple[str, str, Asked, str]] = {
         grouped,
         "its `groups` name 'cat0', which does not exist; did you mean 'cat_0'?",
     ),
+    "dedup: a text, read": ("dedup", "one_text", read, "its `groups` are 'cat_0', where they must"),
+    "dedup: unknown, read": (
+        "dedup",
+        "unknown",
+        read,
+        "its `groups` name 'cat0', which does not exist; did you mean 'cat_0'?",
+    ),
     "dedup: shares": (
         "dedup",
         "three",

@@ -94,7 +94,7 @@ class BestSoFar:
         if self._knows_torchrec and best is self.own:
             gains.append((LEAVING, "TorchRec's own plan is left"))
         if _copies_of_bags(ledger) and not _copies_of_bags(best):
-            gains.append((COPYING_BAGS, "pooled tables get replicas"))
+            gains.append((COPYING_BAGS, "rows of pooled tables travel beside replicas"))
         return max(gains)
 
     def _slower_at_work(self, ledger: Ledger) -> bool:

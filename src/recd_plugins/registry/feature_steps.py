@@ -439,8 +439,8 @@ class FeatureSteps:
             converter = None  # it would only cost some microseconds for each batch
         if not self.steps and not converter:
             return None
-        if any(step.changes_keys for step in self.steps):
-            _ = self.groups  # it refuses steps that unique samples do not allow
+        if getattr(converter, "groups", None) or any(step.changes_keys for step in self.steps):
+            _ = self.groups  # it refuses wrong ones, and steps that unique samples do not allow
         from recd_plugins.data.preprocess.batch_transform import BatchTransform, batch_steps
 
         bounds = self._id_bounds(converter)
