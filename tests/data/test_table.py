@@ -171,6 +171,12 @@ def test_a_column_that_is_missing(tmp_path):
         Table.open(tmp_path / "f", SCHEMA)
 
 
+def test_a_column_that_is_there_twice(tmp_path):
+    rows = chunk(2)
+    with pytest.raises(DataError, match=r"has column 'item' 2 times\. Give each column a name of"):
+        written(tmp_path / "t", rows.append_column("item", rows["item"]))
+
+
 @pytest.mark.parametrize("name", ["item", "user.tags"])
 @pytest.mark.parametrize("worst", [-3, 1000])
 def test_statistics_tell_ids_out_of_range(tmp_path, name, worst):

@@ -421,6 +421,11 @@ def check_columns(arrow: pa.Schema, schema: Schema, where: str, *, made: bool = 
                 f"{where}: lacks column {name!r}, which the schema names; "
                 f"{nearest(name, arrow.names)}"
             )
+        if (times := arrow.names.count(name)) > 1:
+            raise DataError(
+                f"{where}: has column {name!r} {times} times. Give each column a name of its own "
+                "where the table is made."
+            )
     for name in (*schema.sparse_names, *schema.weights_names):
         kind = arrow.field(name).type
         number = pa.types.is_integer if name in sparse else pa.types.is_floating

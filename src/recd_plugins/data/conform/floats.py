@@ -134,7 +134,7 @@ def check_finite(column: pa.ChunkedArray, spot: Spot) -> None:
         if not finite(numbers):
             raise at.error_at(
                 not_finite(numbers),
-                "holds a value that is not a finite number",
+                "holds a value that is not a finite number of 32 bits",
                 "Put a number in its place where the table is made.",
             )
         first += len(chunk)
