@@ -863,11 +863,29 @@ def test_a_state_that_is_no_dict_is_refused_before_it_is_lost(tmp_path: Path, st
         def state_dict(self) -> Any:
             return state
 
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
     ((_, choice),) = load(registry(tmp_path, {"use": "schedule", "warmup": 2})).callbacks()
     says = r"^callbacks\[0\]: state_dict of Keeps returned .*\. Return what it keeps as a dict"
     with pytest.raises(PluginError, match=says):
         Callbacks([(Keeps(), choice)]).state_dict()
     assert Callbacks([(Callback(), choice)]).state_dict() == {}
+
+
+def test_a_state_that_nobody_goes_on_from_is_refused_as_a_run_starts(tmp_path: Path) -> None:
+    class Saves(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": 3}
+
+    class Loads(Saves):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    ((_, choice),) = load(registry(tmp_path, {"use": "schedule", "warmup": 2})).callbacks()
+    with pytest.raises(PluginError, match="Saves has a state_dict and no load_state_dict, so a"):
+        Callbacks([(Saves(), choice)])
+    assert Callbacks([(Loads(), choice)]).state_dict() == {"schedule": {"seen": 3}}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,12 @@ class Callbacks:
         self, callbacks: Sequence[tuple[Callback, Choice | None]], schema: Schema | None = None
     ) -> None:
         """With a `schema`, the batches that callbacks make are checked against it."""
+        for callback, choice in callbacks:
+            if choice is not None and _only_saves(callback):
+                raise PluginError(
+                    f"{choice.who}: {type(callback).__name__} has a state_dict and no "
+                    "load_state_dict, so a resumed run would lose its state. Give it one."
+                )
         self._callbacks = callbacks
         self._checks = [
             None
@@ -160,6 +166,17 @@ def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
             f"{whose} left a value that cannot be written as JSON ({error}). Keep numbers, texts, "
             "lists and mappings in it."
         ) from error
+
+
+def _only_saves(callback: Callback) -> bool:
+    """Whether it has a `state_dict` of its own, and no `load_state_dict`."""
+    of_all = (Callback.state_dict, Callback.load_state_dict)
+    methods = (callback.state_dict, callback.load_state_dict)
+    saves, loads = (
+        getattr(one, "__func__", None) is not base
+        for one, base in zip(methods, of_all, strict=True)
+    )
+    return saves and not loads
 
 
 def _makes_batches(callback: Callback) -> bool:
