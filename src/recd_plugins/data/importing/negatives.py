@@ -165,9 +165,9 @@ def check_clicks(rows: pa.Table, label: str, where: str) -> None:
     if others := int((labels != 1).sum()):
         other = labels[labels != 1][0]
         raise DataError(
-            f"{where}: label {label!r} is {other:g} in {others:,} of {len(labels):,} rows, and "
-            "--negatives takes each row for a click. Take it out, to train on these labels; or "
-            "import clicks alone."
+            f"{where}: label {label!r} is not 1 in {others:,} of {len(labels):,} rows (first, it "
+            f"is {other:g}), and --negatives takes each row for a click. Take --negatives out, to "
+            "train on these labels; or import clicks alone."
         )
 
 
