@@ -441,7 +441,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypedDict
 from recd_plugins.api import *
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -499,6 +499,8 @@ def test_options_that_nobody_can_set_are_refused(
 
 
 DEFAULT = """
+from dataclasses import field
+
 @dataclass(frozen=True, kw_only=True)
 class Sizes(Config):
     size: {kind} = {default}

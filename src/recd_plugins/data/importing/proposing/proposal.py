@@ -120,8 +120,8 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
             if (user := _whose_sessions(column, named)) is not None:
                 entries[-1].value = [user.name, column.name]
                 entries[-1].doubts.append(
-                    f"has fewer different values than {user.name}, so it is taken to number the "
-                    "sessions of each"
+                    f"has far fewer different values than {user.name}, so it is taken to number "
+                    "the sessions of each"
                 )
             if column in requests:
                 entries[-1].doubts.append(
@@ -162,10 +162,11 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
 
 def _whose_sessions(session: ColumnSurvey, named: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     """The column of users each of whom has sessions of these values, as a first and a second one;
-    None where they can be sessions by themselves: no user has less than one."""
+    None where they may be sessions by themselves. Of these there are as many as users, or more;
+    samples and some shared ones aside, not half as many."""
     users = [one for one in named if one is not session and is_called(one, USER_WORDS)]
     most = max(users, key=lambda one: one.distinct, default=None)
-    return most if most is not None and most.distinct > session.distinct else None
+    return most if most is not None and most.distinct > 2 * session.distinct else None
 
 
 def _lines(survey: Survey, entries: Sequence[ColumnEntry]) -> Iterator[str]:
