@@ -478,6 +478,22 @@ class Gated(Silent):
         return pooled + self.gate * pooled.mean(0)
 
 
+class Faint(Centred):
+    """What depends on other rows is small beside other numbers for a bias that is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(D))
+
+    def forward(self, values: Tensor, lengths: Tensor, query: Tensor | None = None) -> Tensor:
+        return 1e-5 * super().forward(values, lengths, query) + self.bias
+
+
+def test_a_bias_that_begins_at_zero_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    DedupPooling(Faint().double())(*Samples().deduplicated())
+    assert sum("depends on how often others" in one for one in caplog.messages) == 1
+
+
 def test_a_gate_that_begins_closed_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Its gradient is already another one on unique samples; a call before is not disturbed."""
     plain, pooling = Gated().double(), DedupPooling(Gated().double())

@@ -140,16 +140,19 @@ def _try(
     if tried.draws or keeps or len(unique) > 3:  # the same again differs; or it is a `pool_unique`
         tried.mixes = False
     elif twice := _with_rows_twice(*map(_copied, unique)):
+        given = [*map(_copied, twice)]
+        _set_buffers(pooling, kept)
+        with _on_copies(pooling):
+            tried.mixes = _differ(made, pool(*twice))
         with _without_zeros(pooling, device) as changed:
-            if changed:
+            if changed and not tried.mixes:
                 _set_buffers(pooling, kept)
                 with _on_copies(pooling):
                     made = pool(*map(_copied, unique))
-            _set_buffers(pooling, kept)
-            with _on_copies(pooling):
-                again = pool(*twice)
+                _set_buffers(pooling, kept)
+                with _on_copies(pooling):
+                    tried.mixes = _differ(made, pool(*given))
         _restore(before, device)
-        tried.mixes = _differ(made, again)
     if not keeps:
         tried.keeps = False
     elif every[1].numel() > unique[1].numel():
