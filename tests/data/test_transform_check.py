@@ -194,6 +194,19 @@ def test_a_transform_of_rows_that_says_it_is_one_of_ids_is_named(
         assert found.lengths().equal(expected.lengths())
 
 
+def test_a_transform_that_cuts_rows_and_says_it_is_one_of_ids_is_named() -> None:
+    class First(Alike):
+        def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+            lengths = features.lengths()
+            rows = torch.split(features.values(), lengths.tolist())
+            ids = torch.cat([row[:1] for row in rows])
+            return with_ids(features, ids, lengths=lengths.clamp(max=1))
+
+    run = job(First(lambda ids: ids, elementwise=True), features="history", dedup=Partial())
+    with pytest.raises(PluginError, match="says `elementwise = True`, but changes how many ids"):
+        run(batch())
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 40])
 @pytest.mark.parametrize("ids", [lambda ids: ids % 7, in_place])
 def test_a_transform_of_ids_passes_on_batches_of_any_size(
