@@ -40,7 +40,8 @@ class Callbacks:
     ) -> None:
         """With a `schema`, the batches that callbacks make are checked against it."""
         for callback, choice in callbacks:
-            if choice is not None and _only_saves(callback):
+            saves, loads = (_has_own(callback, f"{word}state_dict") for word in ("", "load_"))
+            if choice is not None and saves and not loads:
                 raise PluginError(
                     f"{choice.who}: {type(callback).__name__} has a state_dict and no "
                     "load_state_dict, so a resumed run would lose its state. Give it one."
@@ -48,7 +49,7 @@ class Callbacks:
         self._callbacks = callbacks
         self._checks = [
             None
-            if schema is None or choice is None or not _makes_batches(callback)
+            if schema is None or choice is None or not _has_own(callback, "on_batch")
             else BatchCheck(schema, f"{choice.who}: its `on_batch` returned")
             for callback, choice in callbacks
         ]
@@ -168,20 +169,9 @@ def _check_left(left: Mapping[str, Any], whose: str, *, numbers: bool) -> None:
         ) from error
 
 
-def _only_saves(callback: Callback) -> bool:
-    """Whether it has a `state_dict` of its own, and no `load_state_dict`."""
-    of_all = (Callback.state_dict, Callback.load_state_dict)
-    methods = (callback.state_dict, callback.load_state_dict)
-    saves, loads = (
-        getattr(one, "__func__", None) is not base
-        for one, base in zip(methods, of_all, strict=True)
-    )
-    return saves and not loads
-
-
-def _makes_batches(callback: Callback) -> bool:
-    """Whether it has an `on_batch` of its own."""
-    return getattr(callback.on_batch, "__func__", None) is not Callback.on_batch
+def _has_own(callback: Callback, method: str) -> bool:
+    """Whether it has a method of its own in place of `Callback`'s."""
+    return getattr(getattr(callback, method), "__func__", None) is not vars(Callback)[method]
 
 
 def _named(choice: Choice | None, event: str) -> AbstractContextManager[None]:
