@@ -438,8 +438,11 @@ def test_the_fields_of_a_record_are_not_believed_unchecked(
 OPTIONS = """
 from __future__ import annotations
 from collections.abc import Callable
+from datetime import date
 from enum import Enum
+from numbers import Real
 from typing import TYPE_CHECKING, Protocol, TypedDict
+from torch import dtype
 from recd_plugins.api import *
 from dataclasses import dataclass
 if TYPE_CHECKING:
@@ -479,6 +482,16 @@ def recd_{slot}():
         ("a", "Hue", "cannot fill, Hue: write Literal['red', 2] in its place."),
         ("a", "Named", "registry.yaml cannot fill, <class 'odd_options.Named'>: let it be made of"),
         ("a", "Sized | None", "registry.yaml cannot fill, <class 'odd_options.Sized'>: let it be"),
+        (
+            "a",
+            "tuple[date, ...]",
+            "'a' of Options is of a type that registry.yaml cannot fill, <class",
+        ),
+        (
+            "a",
+            "dtype | None",
+            "registry.yaml cannot fill, <class 'torch.dtype'>: let it be",
+        ),
         ("a", "Path", "not there when it runs (Options: name 'Path' is not defined): import them"),
         ("use", "int", "option 'use' nobody can set, since `use:` in registry.yaml is the host's"),
         ("features", "tuple[str, ...]", "option 'features' nobody can set, since `features:` in"),
@@ -496,6 +509,17 @@ def test_options_that_nobody_can_set_are_refused(
     message = refused(["odd_options"], site)
     assert message.startswith("plugin 'odd_options' (odd_options): its hook recd_preprocess ret")
     assert says in message
+
+
+@pytest.mark.parametrize("kind", ["str | date", "Real | None", "float | dtype | None"])
+def test_options_of_a_wider_class_can_be_set(kind: str, site: Path) -> None:
+    """What registry.yaml can hold is enough: the plugin's own code may make the others."""
+    body = OPTIONS.format(
+        name="a", kind=kind, inner="int", slot="preprocess", record="PreprocessRecord"
+    )
+    (site / "wide_options.py").write_text(body)
+    config = Catalog(["wide_options"], Path()).find("preprocess", "odd").record.config
+    assert parse(config, {"a": 1.5 if "str" not in kind else "today"}, "preprocess[0]").a
 
 
 DEFAULT = """

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import is_dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from recd_plugins.describe import bare, nested, type_hints
+from recd_plugins.storage.uri import Uri
 
 __all__ = ["wrong_with_options"]
 
 SEVERAL = (list, set, frozenset, Collection, Iterable, Sequence, Set)
 """The types of several values for which an option must use a tuple."""
+FILLED = (str, int, float, bool, list, tuple, dict, type(None), Path, Uri)
+"""The classes of what `parse` makes of YAML's values, beside dataclasses."""
 
 
 def wrong_with_options(config: type, beside: Collection[str] = ()) -> str:
@@ -51,21 +56,27 @@ def _has_instances(kind: type) -> bool:
     return True
 
 
-def _unfit(hint: Any) -> str:
-    """The end of a sentence about a type that `parse` cannot make; empty if it can."""
+def _unfit(hint: Any, *, alone: bool = True) -> str:
+    """The end of a sentence about a type that `parse` cannot make; empty if it can. Beside others
+    (not `alone`), a class that no value of YAML has does no harm: options may have the others."""
     hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal or hint is Any:
         return ""
     if origin is Annotated:
         return _unfit(args[0])
-    if origin in (Union, types.UnionType, tuple, dict, Mapping):
+    if origin in (Union, types.UnionType):
+        choices = [arg for arg in args if arg is not type(None)]
+        return next(filter(None, (_unfit(one, alone=len(choices) == 1) for one in choices)), "")
+    if origin in (tuple, dict, Mapping):
         return next(filter(None, (_unfit(arg) for arg in args if arg is not ...)), "")
     if isinstance(hint, type) and issubclass(hint, Enum):
         values = ", ".join(repr(one.value) for one in hint)
         return f"registry.yaml cannot fill, {hint.__name__}: write Literal[{values}] in its place."
     if origin is None and isinstance(hint, type) and _has_instances(hint):
-        return ""
+        filled = is_dataclass(hint) or any(issubclass(kind, hint) for kind in FILLED)
+        if filled or not alone:
+            return ""
     if origin in SEVERAL:
         inner = getattr(args[0], "__name__", str(args[0]))
         return f"registry.yaml cannot fill, {hint}: write tuple[{inner}, ...] in its place."
