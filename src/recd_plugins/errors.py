@@ -173,14 +173,17 @@ def is_of_the_system(error: BaseException) -> bool:
 
 
 @contextmanager
-def naming(who: str, when: str) -> Iterator[None]:
+def naming(who: str, when: str, *, also_data: bool = False) -> Iterator[None]:
     """Inside, an error that is neither the project's nor the system's becomes one that names `who`
-    raised it, and `when`; so does what the other ranks learn of such a one."""
+    raised it, and `when`; so does what the other ranks learn of such a one. With `also_data` so
+    does a `DataError`: it is about what `who` makes of a batch, which no file of a user's has."""
     try:
         yield
     except FailedOnRank0 as error:
         raise PluginError(who_raised(who, error.kind, when, error.what)) from error
-    except RecdError:
+    except RecdError as error:
+        if also_data and type(error) is DataError:
+            raise PluginError(f"{who} failed {when}: {error}") from error
         raise
     except Exception as error:
         if is_of_the_system(error):

@@ -218,3 +218,13 @@ def test_unique_samples_that_break_their_rules_are_the_converters() -> None:
         BatchTransform([], Faulty("b"))(batch_of(LISTS))
     with pytest.raises(PluginError, match="`convert` of Raising raised KeyError when it was given"):
         BatchTransform([], Raising("b"))(batch_of(LISTS))
+
+
+def test_what_a_converter_makes_wrongly_by_the_projects_own_classes_names_it() -> None:
+    class Elsewhere(Aside):
+        def convert(self, features: Columns) -> Any:
+            return features.to_ikjt([["nobody"]])
+
+    says = r"`convert` of Elsewhere failed when it was given columns: .*'nobody'"
+    with pytest.raises(PluginError, match=says):
+        BatchTransform([], Elsewhere("b"))(batch_of(LISTS))

@@ -113,7 +113,7 @@ class RowWise:
         """The feature that it makes of the chosen ones, which come right before it."""
         assert self.adds is not None  # whoever asks has looked
         transform: Any = self.transform
-        with naming(self.who, "when asked for what it adds"):
+        with naming(self.who, "when asked for what it adds", also_data=True):
             made = transform.made(features)
         if not (isinstance(made, tuple) and len(made) == 3):
             raise PluginError(
@@ -129,7 +129,7 @@ class RowWise:
     def on_rows(self, rows: KeyedRows) -> KeyedRows:
         """The same keys, with what it makes from their rows."""
         assert self.of_rows is not None  # whoever asks has looked
-        with naming(self.who, "when it was given rows"):
+        with naming(self.who, "when it was given rows", also_data=True):
             made = self.of_rows(rows.ids, rows.lengths, rows.weights)
         if not (isinstance(made, tuple) and len(made) == 3):
             raise PluginError(
@@ -223,7 +223,7 @@ class RowWise:
         return dataclasses.replace(features, kjt=kjt)
 
     def _run(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        with naming(self.who, "when it was given features"):
+        with naming(self.who, "when it was given features", also_data=True):
             result = self.transform(features)
         if not isinstance(result, KeyedJaggedTensor):
             raise PluginError(

@@ -175,7 +175,7 @@ class BatchTransform:
         features, taken = self._parted(dedup, features, unjoined)
         whose = f"{self._who}`convert` of {type(dedup).__name__}"
         given = copied_rows(taken.to_kjt()) if checks else {}
-        with naming(whose, "when it was given columns"):
+        with naming(whose, "when it was given columns", also_data=True):
             made = dedup.convert(taken)
         self._check_features(made, whose)
         if checks:

@@ -44,7 +44,7 @@ class DenseStep:
         self, dense: Tensor, features: KeyedJaggedTensor
     ) -> tuple[Tensor, KeyedJaggedTensor]:
         transform: Any = self._transform
-        with naming(self.who, "when it was given dense columns"):
+        with naming(self.who, "when it was given dense columns", also_data=True):
             result = transform(dense[:, self._taken], self._part)
         columns, made = self._parts(result, len(dense))
         whole = dense if columns is None else torch.cat((dense, columns), dim=1)
