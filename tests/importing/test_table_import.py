@@ -572,6 +572,38 @@ def test_a_note_of_another_share_of_test_rows_is_true_of_few_rows_and_of_many_al
     assert "for testing, not 10.0%: at has few values, or many rows share one" in made.stderr
 
 
+DROPS = {"nulls": {"clicked": "drop"}}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["clicks.csv", "clicks.jsonl", "clicks.parquet"])
+@pytest.mark.parametrize("by", [None, "time", "hash:visit"])
+def test_rows_that_are_dropped_count_nowhere(tmp_path: Path, name: str, by: str | None) -> None:
+    """Neither for the vocabulary nor for the time from which on rows are for testing: not those of
+    the last hours, which have no label yet, nor of another kind of item."""
+    table, draw = clicks(), np.random.default_rng(1)
+    gone = (draw.random(400) < 0.3) | (np.arange(400) > 350)
+    items = np.where(gone, 7, table["item_id"].to_numpy())
+    table = table.set_column(4, "item_id", pa.array(items))
+    table = table.set_column(2, "clicked", pa.array(table["clicked"].to_numpy(), mask=gone))
+    left = table.filter(pa.array(~gone))
+    split = None if by is None else SplitBy.of(by, 0.2)
+    found = [
+        imported(write(tmp_path / f"{to}.{name}", rows), tmp_path / to, DROPS, split=split)
+        for to, rows in (("whole", table), ("left", left))
+    ]
+    assert found[0].rows == found[1].rows
+    assert found[0].dropped == {"clicked": gone.sum()}
+    for folder in found[0].tables:
+        assert rows_of(tmp_path / "whole" / folder) == rows_of(tmp_path / "left" / folder)
+    whole, left = (
+        pq.read_table(tmp_path / one / "vocabularies" / "item_id.parquet")
+        for one in ("whole", "left")
+    )
+    assert whole.equals(left)
+    assert 7 not in whole["value"].to_pylist()
+
+
 def test_a_vocabulary_of_its_own_is_the_one_that_an_import_makes(tmp_path: Path) -> None:
     """Of CSV and Parquet, of several columns; and a schema that names it reads Parquet in place."""
     text, parquet = tmp_path / "clicks.csv", tmp_path / "clicks.parquet"
@@ -609,11 +641,12 @@ def test_a_vocabulary_of_its_own_is_the_one_that_an_import_makes(tmp_path: Path)
     found = conform(pq.read_table(parquet), schema, "a file")["brand"]
     assert found.to_pylist() == [row["brand"] for row in rows_of(tmp_path / "t")]
 
-    # What a schema has stand for a null has no place in either.
+    # What a schema has stand for a null has no place in either, nor have rows that it drops.
     common = values[0]
     schema_file = tmp_path / "missing.yaml"
     schema_file.write_text(
         "session_id: visit\ntimestamp: at\nlabel: clicked\n"
+        "dense: [{name: price, nulls: drop}]\n"
         f"sparse: [{{name: brand, num_ids: 50, ids: vocabulary, missing: [{common}]}}]\n"
     )
     by_hand = json.loads(

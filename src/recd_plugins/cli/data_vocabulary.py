@@ -93,20 +93,25 @@ def vocabulary(
         check_writable(save, "--save")
         _check_holds_nothing_else(save)
 
+        from recd_plugins.data.conform.rows import dropping_columns
         from recd_plugins.data.importing.schema_file import load_schema_and_form
         from recd_plugins.data.importing.surveying.survey import survey
         from recd_plugins.data.importing.table_files import foreign_files
         from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 
         given = form = text_form(delimiter, header, encoding, names)
-        missing: dict[str, tuple[int | str, ...]] = {}
+        asked = None
         if schema is not None:
             asked, own = load_schema_and_form(schema)
             form = given.over(own)
-            missing = {name: asked.feature(name).missing for name in column}
+            for name in column:
+                asked.feature(name)  # which there must be
         files = foreign_files(paths, form, given=given)
         check_not_read(save, "--save", [one.path for one in files])
-        found = survey(files, column, alone=True, form=form, ids=column)
+        there = {name for one in files for name in one.columns}
+        drops = () if asked is None else dropping_columns(asked)
+        read = dict.fromkeys([*column, *(name for name in drops if name in there)])
+        found = survey(files, [*read], alone=True, form=form, ids=column)
         with progress() as show:
             made = write_vocabulary(
                 found,
@@ -115,7 +120,7 @@ def vocabulary(
                 most=most,
                 least_count=least_count,
                 others=others,
-                missing=missing,
+                schema=asked,
                 progress=show,
             )
     if as_json:

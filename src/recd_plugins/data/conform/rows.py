@@ -51,6 +51,7 @@ __all__ = [
     "check_foreign_columns",
     "column_problems",
     "conform",
+    "dropping_columns",
     "made_by",
     "roles_of",
     "rows_left",
@@ -72,6 +73,7 @@ def conform(
     in_range: Collection[str] = (),
     dropped: Counter[str] | None = None,
     drops: bool = True,
+    whole_rows: bool = False,
 ) -> pa.Table:
     """The rows of `chunk` as rows of `schema.conformed`, in the same order.
 
@@ -79,15 +81,15 @@ def conform(
     first row there. `columns` are the conformed columns to make, by default all; the chunk needs
     only the columns that they are made of. The features in `in_range` have ids that are known to be
     in range. Rows with a null in a column with `nulls: drop` are left out; `dropped` counts them by
-    column. If every row must stay, `drops` is false, and no error advises to drop rows. A column
-    that already conforms is not copied.
+    column. With `whole_rows` those are left out, too, that have it in a column of the chunk of
+    which none is made. If every row must stay, `drops` is false, and no error advises to drop rows.
+    A column that already conforms is not copied.
     """
-    roles = {
-        name: role
-        for name, role in roles_of(schema, in_range).items()
-        if columns is None or name in columns
-    }
-    return made_by(roles, chunk, where, first_row=first_row, dropped=dropped, drops=drops)
+    every = roles_of(schema, in_range)
+    roles = {name: role for name, role in every.items() if columns is None or name in columns}
+    if not whole_rows:
+        return made_by(roles, chunk, where, first_row=first_row, dropped=dropped, drops=drops)
+    return made_by(roles, chunk, where, first_row=first_row, left=rows_left(chunk, schema))
 
 
 def made_by(
@@ -98,11 +100,15 @@ def made_by(
     first_row: int = 0,
     dropped: Counter[str] | None = None,
     drops: bool = True,
+    left: npt.NDArray[np.int64] | None = None,
 ) -> pa.Table:
-    """What `conform` returns, by roles that `roles_of` found: for many calls with few of them."""
+    """What `conform` returns, by roles that `roles_of` found: for many calls with few of them.
+    `left` are the rows to keep, where others are left out than those with a null in these roles."""
     for name, what, cure in _problems(chunk.schema, roles):
         raise Spot(where, name).error(what, cure)
-    kept = _kept(chunk, roles, Counter() if dropped is None else dropped)
+    kept = left
+    if kept is None:
+        kept = _kept(chunk, roles, Counter() if dropped is None else dropped)
     if kept is not None:
         chunk = without_views(chunk).take(pa.array(kept))
     found = {}
@@ -116,8 +122,22 @@ def made_by(
 
 
 def rows_left(chunk: pa.Table, schema: ForeignSchema) -> npt.NDArray[np.int64] | None:
-    """The rows of `chunk` that `conform` keeps; None if it keeps all."""
-    return _kept(chunk, roles_of(schema), Counter())
+    """The rows of `chunk` that `conform` keeps, by the columns that are there; None if all."""
+    there = {*chunk.column_names}
+    roles = {name: one for name, one in roles_of(schema).items() if there.issuperset(one.sources)}
+    return _kept(chunk, roles, Counter())
+
+
+def dropping_columns(schema: ForeignSchema) -> tuple[str, ...]:
+    """The columns of the files in which a null leaves out the row, each once."""
+    found = (
+        source
+        for role in roles_of(schema).values()
+        for nulls in role.nulls
+        if nulls == "drop"
+        for source in role.sources
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def source_columns(schema: ForeignSchema, columns: Collection[str]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from recd_plugins.data.conform.rows import conform, rows_left
-from recd_plugins.data.conform.values import missing
+from recd_plugins.data.conform.rows import conform, dropping_columns, rows_left
+from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.reading import Block
@@ -30,30 +30,35 @@ class RowSplit:
     """The time from which on rows are for testing, if time splits them."""
 
     @property
-    def column(self) -> str | None:
-        """The column of the files by which rows are split; None if there is none."""
-        if self.split is None:
-            return None
-        return self.split.column or self.schema.timestamp
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the files by which `trained` chooses rows, each once."""
+        by = None if self.split is None else self.split.column or self.schema.timestamp
+        return tuple(dict.fromkeys([*([by] if by else []), *dropping_columns(self.schema)]))
 
-    def tested(self, raw: pa.Table, block: Block) -> npt.NDArray[np.bool_] | None:
-        """[N] which rows, as they were read, are for testing, or are left out because they have no
-        time; None if nothing is split."""
+    def trained(self, raw: pa.Table, block: Block) -> pa.Table:
+        """The rows, as they were read, that become train rows: neither those for testing nor those
+        that are left out for a null."""
+        where, left = str(block.file.path), rows_left(raw, self.schema)
+        rows = raw if left is None else without_views(raw).take(pa.array(left))
         if self.split is None:
-            return None
+            return rows
         if self.split.column is not None:
-            return self.split.tested(raw[self.split.column], str(block.file.path), block.first)
-        name, source = self.schema.conformed.timestamp, self.schema.timestamp
+            tested = self.split.tested(raw[self.split.column], where, block.first)
+            tested = tested if left is None else tested[left]
+        else:
+            assert self.cut is not None
+            tested = self.times(raw, block) >= self.cut
+        return rows.filter(pa.array(~tested))
+
+    def times(self, raw: pa.Table, block: Block) -> npt.NDArray[np.int64]:
+        """[N] the times of the rows that are not left out for a null."""
+        where, name = str(block.file.path), self.schema.conformed.timestamp
         assert name is not None
-        assert source is not None
-        where = str(block.file.path)
-        found = conform(raw, self.schema, where, columns=[name], first_row=block.first)
-        there = np.ones(raw.num_rows, np.bool_)
-        if found.num_rows < raw.num_rows:
-            there = ~np.concatenate([missing(chunk) for chunk in raw[source].chunks])
-        tested = ~there
-        tested[there] = found[name].to_numpy() >= self.cut
-        return tested
+        rows = conform(
+            raw, self.schema, where, columns=[name], first_row=block.first, whole_rows=True
+        )
+        found: npt.NDArray[np.int64] = rows[name].to_numpy()
+        return found
 
     def parts(self, raw: pa.Table, block: Block) -> tuple[dict[Split, pa.Table], Counter[str]]:
         """The conformed rows of each split; and the number of rows that were left out, by the

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from recd_plugins.data.conform.rows import column_problems, conform
+from recd_plugins.data.conform.rows import column_problems
 from recd_plugins.data.conform.spot import Spot
 from recd_plugins.data.conform.vocabulary import (
     Counted,
@@ -68,7 +69,7 @@ R = TypeVar("R")
 
 SEGMENT_ROWS = 1 << 21
 """The number of rows after which a segment is finished and kept."""
-VERSION = 6
+VERSION = 7
 """The version of how tables are made: an import that another version began starts anew."""
 
 
@@ -311,15 +312,16 @@ class TableImport:
         )
 
     def _no_rows(self, split: Split, dropped: Counter[str]) -> DataError:
-        if split == "train" and dropped:
-            names = ", ".join(dropped)
+        names = ", ".join(name for name, count in dropped.items() if count)
+        if split == "train" and names:
             return DataError(
                 f"no row is left: all were dropped for nulls in {names}. Set another `nulls` in "
                 "the schema, or correct the column."
             )
+        without = f" that has no null in {names}, for which rows are dropped" if names else ""
         return DataError(
-            f"no row is in the {split} split. Give another `--test-share`, or split by another "
-            "column."
+            f"no row{without} is in the {split} split. Give another `--test-share`, or split by "
+            "another column."
         )
 
     def _fingerprint(self) -> str:
@@ -348,17 +350,15 @@ class TableImport:
         assert self._split is not None
         assert self._schema.timestamp is not None
         if not file.exists():
-            quantile = Quantile()
+            quantile, row_split = Quantile(), self._row_split
             name = self._schema.timestamp
-            timestamp = self._made.timestamp
-            assert timestamp is not None
+            read = self._read_with(row_split.columns)
 
-            def times(block: Block) -> pa.Table:
-                rows, where = block.rows([name], self._read_as), str(block.file.path)
-                return conform(rows, self._asked, where, columns=[timestamp], first_row=block.first)
+            def times(block: Block) -> npt.NDArray[np.int64]:
+                return row_split.times(block.rows(read, self._read_as), block)
 
-            for _, found in self._mapped(times, [name], Position(), "reading times"):
-                quantile.add(found[timestamp].to_numpy())
+            for _, found in self._mapped(times, read, Position(), "reading times"):
+                quantile.add(found)
             write_whole_json(file, {"cut": quantile.cut(self._split.share, name)})
         return int(json.loads(file.read_text())["cut"])
 
@@ -376,13 +376,10 @@ class TableImport:
         vocabularies, row_split = self._vocabularies, self._row_split
         counts = vocabularies.begun()
         wanted = [one.name for one in vocabularies.features]
-        read = list(dict.fromkeys([*wanted, *([row_split.column] if row_split.column else [])]))
+        read = self._read_with([*wanted, *row_split.columns])
 
         def count(block: Block) -> dict[str, list[Counted]]:
-            rows = block.rows(read, self._read_as)
-            tested = row_split.tested(rows, block)
-            if tested is not None:
-                rows = rows.filter(pa.array(~tested))
+            rows = row_split.trained(block.rows(read, self._read_as), block)
             return vocabularies.counted(rows, str(block.file.path))
 
         for _, found in self._mapped(count, read, Position(), "counting values"):
@@ -390,6 +387,10 @@ class TableImport:
                 for part in parts:
                     counts[table].add(part)
         return counts
+
+    def _read_with(self, names: Sequence[str]) -> tuple[str, ...]:
+        """These columns, each once, without a label that negatives supply."""
+        return tuple(dict.fromkeys(name for name in names if name in self._columns))
 
     def _items(self) -> Catalogue:
         assert self._negatives is not None

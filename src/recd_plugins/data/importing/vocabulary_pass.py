@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
+from recd_plugins.data.conform.rows import dropping_columns, rows_left
 from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
+from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, wider
 from recd_plugins.data.importing.reading import Block, mapped
 from recd_plugins.data.importing.surveying.survey import Survey
@@ -37,14 +42,15 @@ def write_vocabulary(
     most: int,
     least_count: int = 1,
     others: int = 1,
-    missing: Mapping[str, Sequence[int | str]] | None = None,
+    schema: ForeignSchema | None = None,
     progress: Progress = silent,
 ) -> WrittenVocabulary:
     """Count the values of some columns together, and write a vocabulary of at most `most` ids.
 
-    Each row of a column holds an id or a list of ids. Nulls, NaN and what a schema has as `missing`
-    are not counted, and a file may lack a column. If a column holds values that do not fit the type
-    that it was taken for, it is read as a wider type, as in an import.
+    Each row of a column holds an id or a list of ids. Nulls, NaN and what the schema has as
+    `missing` are not counted, nor are rows that it drops for a null in a column that was surveyed
+    too; and a file may lack a column. If a column holds values that do not fit the type that it was
+    taken for, it is read as a wider type, as in an import.
     """
     known = {column.name for column in found.columns}
     known.update(name for file in found.files for name in file.columns)
@@ -60,7 +66,7 @@ def write_vocabulary(
     read_as = found.read_as.naming(columns, found.files[0])
     while True:
         try:
-            counts = _counts(found, columns, read_as, missing or {}, progress)
+            counts = _counts(found, columns, read_as, schema, progress)
             break
         except Misfit as error:
             kind = wider(read_as, error, columns, found.files[0])
@@ -80,23 +86,31 @@ def _counts(
     found: Survey,
     columns: Sequence[str],
     read_as: ColumnTypes,
-    missing: Mapping[str, Sequence[int | str]],
+    schema: ForeignSchema | None,
     progress: Progress,
 ) -> VocabularyCounts:
     """How often each value occurs."""
+    surveyed = {column.name for column in found.columns}
+    drops = () if schema is None else dropping_columns(schema)
+    read = list(dict.fromkeys([*columns, *(name for name in drops if name in surveyed)]))
+
+    def missing(name: str) -> Sequence[int | str]:
+        return () if schema is None else schema.feature(name).missing
 
     def count(block: Block) -> list[Counted]:
-        rows, where = block.rows(columns, read_as), str(block.file.path)
+        rows, where = block.rows(read, read_as), str(block.file.path)
+        if schema is not None and (left := rows_left(rows, schema)) is not None:
+            rows = without_views(rows).take(pa.array(left))
         # One column may hold an integer per row, and another lists of texts.
         return [
-            counted(rows[name].chunks, Spot(where, name), missing.get(name, ()))
+            counted(rows[name].chunks, Spot(where, name), missing(name))
             for name in columns
             if rows[name].num_chunks
         ]
 
     counts = VocabularyCounts(", ".join(columns))
     passed = mapped(
-        count, found.files, columns, progress=progress, what="counting values", absent=columns
+        count, found.files, read, progress=progress, what="counting values", absent=read
     )
     for _, parts in passed:
         for part in parts:
