@@ -27,6 +27,7 @@ __all__ = [
     "Ended",
     "GivesNotices",
     "LeftOut",
+    "MadeOtherwise",
     "Missed",
     "NotHeldOut",
     "Notice",
@@ -201,6 +202,13 @@ class NotHeldOut(Notice):
 
     verdict = "is trained on, too"
     refused = False
+
+
+class MadeOtherwise(Notice):
+    """Its ids or numbers mean something else than those of the train split."""
+
+    verdict = "has other ids or numbers than dataset.train"
+    refused = True
 
 
 class Unneeded(Notice):

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from recd_dlrm.models.sequence_dlrm import choose_poolings
 from recd_plugins.cli.init import registry_of_table, registry_text, sizes
 from recd_plugins.cli.main import app
+from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.registry import Registry
@@ -243,6 +244,66 @@ def test_an_import_that_fails_at_once_leaves_nothing_behind(
     assert result.exit_code == 2, result.output
     assert "a.csv:102: opens a quote that is never closed" in result.stderr
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.csv", "a.yaml"]
+
+
+ITEM = "{name: item, num_ids: 100, ids: %s}"
+PRICE = "{name: price, scale: %s}"
+
+
+@pytest.mark.parametrize(
+    ("item", "price", "says"),
+    [
+        ("vocabulary", "as_is", "the ids of 'item' are made by another vocabulary than in train"),
+        ("hash", "as_is", "ids of 'item' are made by `ids: hash`, and in train by `ids: vocab"),
+        ("kept", "log", "'price' has `scale: log`, and in train `scale: as_is`"),
+    ],
+)
+def test_a_test_table_that_was_made_otherwise_is_refused(
+    item: str, price: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its metrics would be of other items, or of other numbers, than those that were trained on;
+    in a registry it is told, and checked. The next line of an import leads to one made alike."""
+    monkeypatch.chdir(tmp_path)
+    table = visits(600)
+    write(tmp_path / "a.parquet", table)
+    write(tmp_path / "b.parquet", table.slice(300))
+    base = "session_id: session\ntimestamp: time\ntimestamp_unit: s\nlabel: click\n"
+
+    def schema(item: str, price: str) -> str:
+        return f"{base}dense: [{PRICE % price}]\nsparse: [{ITEM % item}]\n"
+
+    Path("a.yaml").write_text(schema("vocabulary", "as_is"))
+    made = run("data", "import", "a.parquet", "a", "--schema", "a.yaml")
+    assert "names a table to test on, imported with --schema a/schema.yaml" in made
+    run("data", "import", "b.parquet", "alike", "--schema", "a/schema.yaml")
+    run("init", "a", "--test", "alike", "--out", "alike.yaml")
+    kept = Path("a/schema.yaml").read_text().replace("vocabularies/", "a/vocabularies/")
+    text = kept.replace("{name: price}", PRICE % price) if item == "kept" else schema(item, price)
+    Path("b.yaml").write_text(text)
+    run("data", "import", "b.parquet", "b", "--schema", "b.yaml")
+    cure = "Import it again, by `recd data import FILE TABLE --schema a/schema.yaml`."
+    refused = CliRunner().invoke(app, ["init", "a", "--test", "b"])
+    assert refused.exit_code == 2
+    assert says in refused.stderr
+    assert cure in refused.stderr
+    Path("b.registry.yaml").write_text(
+        Path("alike.yaml").read_text().replace("test: alike", "test: b")
+    )
+    assert "no problem" in run("data", "check", "alike.yaml")
+    checked = CliRunner().invoke(app, ["data", "check", "b.registry.yaml"])
+    assert checked.exit_code == 1
+    assert says in checked.output
+    assert build_notices("alike.yaml") == []
+    (told,) = build_notices("b.registry.yaml")
+    assert told.startswith("dataset.test has other ids or numbers than dataset.train: its metrics")
+    assert told.endswith(cure)
+
+
+def build_notices(registry: str) -> list[str]:
+    """What the dataset of a registry tells of itself."""
+    config = Registry.load(Path(registry)).one("dataset").config
+    assert isinstance(config, ParquetConfig)
+    return [str(one) for one in ParquetTables(config).notices()]
 
 
 def test_a_table_with_a_dot_in_its_name_is_named_before_a_model_is_made(

@@ -30,6 +30,7 @@ from recd_plugins.cli.options import (
 from recd_plugins.cli.output_paths import check_makable
 from recd_plugins.cli.progress import progress
 from recd_plugins.cli.reported import reported
+from recd_plugins.data.files.paths import SCHEMA_FILE
 from recd_plugins.errors import DataError, on_one_line, so_many
 
 if TYPE_CHECKING:
@@ -264,5 +265,8 @@ def _show(table: Path, imported: Imported, as_json: bool, *, has_ids: bool) -> N
     if not has_ids:
         return  # a note says what to do, since `recd init` has no model for the table
     following = shlex.join(["recd", "init", str(table)])
-    test = "" if "test" in imported.tables else " --test TABLE, which names a table to test on"
+    test = ""
+    if "test" not in imported.tables:
+        kept = shlex.quote(str(table / SCHEMA_FILE))
+        test = f" --test TABLE, which names a table to test on, imported with --schema {kept}"
     print(f"next: {following}{test}")

@@ -101,6 +101,7 @@ def registry_of_table(
 ) -> tuple[str, Table]:
     """The registry for the table that an option or argument has `named`, and the open table."""
     from recd_plugins.data.files.missing_table import named_by
+    from recd_plugins.data.importing.made_alike import made_otherwise
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
     from recd_plugins.errors import DataError
@@ -115,6 +116,10 @@ def registry_of_table(
         raise DataError(
             f"{table}: has no test split. `recd data import --split-by time` makes one; or "
             "name a table of its own with --test."
+        )
+    if foreign is None and (found := made_otherwise([train], [held_out])):
+        raise DataError(
+            f"{held_out}: has other ids or numbers than {train}: {found.why}. {found.cure}"
         )
     with named_by("--test"):
         tested = Table.open(held_out, whole or opened.schema)

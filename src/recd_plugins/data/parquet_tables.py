@@ -30,7 +30,14 @@ from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.table import Table, footer_schema
 from recd_plugins.errors import RegistryError, so_many
-from recd_plugins.notices import GivesNotices, NotHeldOut, Notice, NoticeWarning, Unused
+from recd_plugins.notices import (
+    GivesNotices,
+    MadeOtherwise,
+    NotHeldOut,
+    Notice,
+    NoticeWarning,
+    Unused,
+)
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
 
@@ -147,7 +154,7 @@ class ParquetTables(Dataset, GivesNotices):
         return Tables(train=self._open("train"), test=self._open("test"))
 
     def notices(self) -> list[Notice]:
-        return [*self._trained_on(), *self._idle_unit()]
+        return [*self._trained_on(), *self._made_otherwise(), *self._idle_unit()]
 
     def _idle_unit(self) -> list[Notice]:
         """A notice of a unit of times whose column has a type that says it."""
@@ -188,6 +195,18 @@ class ParquetTables(Dataset, GivesNotices):
                 cure="Name files of its own, or let `where` and `where_test` divide the rows.",
             )
         ]
+
+    def _made_otherwise(self) -> list[Notice]:
+        """A notice if imports have made the ids or the numbers of the two splits otherwise."""
+        if self._config.schema is not None:  # by which both are read
+            return []
+        from recd_plugins.data.importing.made_alike import made_otherwise
+
+        trained, tested = (self._found(split)[1] for split in SPLITS)
+        if (found := made_otherwise(trained, tested)) is None:
+            return []
+        why = f"its metrics say nothing: {found.why}"
+        return [MadeOtherwise(what="dataset.test", why=why, cure=found.cure)]
 
     def _left(self, split: Split) -> Iterator[pa.Table]:
         """The rows that the schema does not drop; a warning says how many are dropped."""

@@ -1,0 +1,80 @@
+"""Whether the ids and numbers of two tables were made alike, by the schemas that imports keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from shlex import quote
+from typing import NamedTuple
+
+from recd_plugins.data.conform.vocabulary import vocabulary_digest
+from recd_plugins.data.dataset import SPLITS
+from recd_plugins.data.files.paths import SCHEMA_FILE, is_glob
+from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
+from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.storage.uri import Location
+
+__all__ = ["Difference", "made_otherwise"]
+
+
+class Difference(NamedTuple):
+    """A column that was made otherwise."""
+
+    why: str
+    """What differs, as a clause."""
+    cure: str
+
+
+def made_otherwise(trained: Sequence[Location], tested: Sequence[Location]) -> Difference | None:
+    """The first column that an import made otherwise in a table that is tested on than in the first
+    that is trained on; None if there is none, or where no import has left its schema."""
+    for of_train, file in _kept_schemas(trained)[:1]:
+        cure = f"Import it again, by `recd data import FILE TABLE --schema {quote(str(file))}`."
+        for of_test, its_file in _kept_schemas(tested):
+            for clause in _differences(of_train, of_test):
+                return Difference(f"{clause} ({its_file})", cure)
+    return None
+
+
+def _kept_schemas(paths: Sequence[Location]) -> list[tuple[ForeignSchema, Location]]:
+    """The schemas beside these tables, with their files."""
+    found: dict[Location, ForeignSchema] = {}
+    for path in paths:
+        folder = path if not is_glob(path) and path.is_dir() else path.parent
+        within = [folder, *([folder.parent] if folder.name in SPLITS else [])]
+        for file in (one / SCHEMA_FILE for one in within if not is_glob(one)):
+            if file not in found and file.exists():
+                found[file] = load_schema(file)
+    return [(schema, file) for file, schema in found.items()]
+
+
+def _differences(trained: ForeignSchema, tested: ForeignSchema) -> Iterator[str]:
+    """Each column of both that is made otherwise when it is tested, as a clause."""
+    features = {one.name: one for one in trained.sparse}
+    for feature in tested.sparse:
+        known = features.get(feature.name, feature)
+        if (own := _ids(feature)) and (others := _ids(known)) and own != others:
+            yield f"the ids of {feature.name!r} are made {_how(feature, known)}"
+    columns = {one.name: one for one in trained.dense_columns}
+    for column in tested.dense_columns:
+        scale = columns.get(column.name, column).scale
+        if scale != column.scale:
+            yield f"{column.name!r} has `scale: {column.scale}`, and in train `scale: {scale}`"
+
+
+def _ids(feature: ForeignFeature) -> tuple[object, ...]:
+    """What the ids of a feature depend on; empty if its vocabulary is not there any more."""
+    if feature.ids == "vocabulary":
+        file = feature.vocabulary
+        return ("vocabulary", vocabulary_digest(file)) if file and file.exists() else ()
+    if feature.ids == "hash":
+        return ("hash", feature.num_ids, feature.hash_seed)
+    return ("as_is",)
+
+
+def _how(feature: ForeignFeature, known: ForeignFeature) -> str:
+    """How the ids of a feature are made otherwise than in train, where it is `known`."""
+    if feature.ids != known.ids:
+        return f"by `ids: {feature.ids}`, and in train by `ids: {known.ids}`"
+    if feature.ids == "vocabulary":
+        return "by another vocabulary than in train"
+    return "by another hash than in train, of another `num_ids` or `hash_seed`"
