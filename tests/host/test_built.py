@@ -549,6 +549,40 @@ def test_a_table_without_a_row_for_each_id_is_told(
     assert gloo_pool.run(plans_own, right, 9, world_size=1) == [[]]
 
 
+def plans_in_an_order(registry: dict[str, Any], tables_too: bool) -> str:
+    """On a rank: the error of a plan of a model whose tables, or whose table's features, come in
+    another order on each rank, as out of a set."""
+    order = ["cat_0", "cat_1"][:: 1 - 2 * dist.get_rank()]
+    names = {one: [one] for one in order} if tables_too else {"t": order}
+    tables = [
+        EmbeddingBagConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=features)
+        for name, features in names.items()
+    ]
+    model = nn.Sequential(EmbeddingBagCollection(tables=tables, device=torch.device("meta")))
+    with pytest.raises(PluginError) as caught:
+        rp.load({**registry, "model": None}).plan(model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tables_too", "says"),
+    [
+        (True, "the tables of '0' at place 1 differ on the ranks: rank 0 has cat_0, and rank 1 ha"),
+        (
+            False,
+            "the features of table 't' in '0' differ on the ranks: rank 0 has cat_0, cat_1, an",
+        ),
+    ],
+)
+def test_tables_in_another_order_on_each_rank_are_told(
+    tables_too: bool, says: str, right: dict[str, Any], gloo_pool: GlooPool
+) -> None:
+    """Each rank would look up its features in other tables, and train to the end."""
+    for message in gloo_pool.run(plans_in_an_order, right, tables_too):
+        assert message.startswith(f"model: {says}")
+        assert message.endswith("a set has another in each process; sort it.")
+
+
 def pooling_of(right: dict[str, Any], use: str) -> Any:
     model: Any = rp.load({**right, "pooling": {"*": use}}).model()
     return model.net.vectors.poolings[-1]

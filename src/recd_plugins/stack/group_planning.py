@@ -134,6 +134,12 @@ class GroupPlanning:
             together(group, planned, planning_by(planning.choice.what))
         tables, schema, own_model = self._made()
         check_made_alike(
-            self._registry, self._features, group, tables=tables, schema=schema, model=own_model
+            self._registry,
+            self._features,
+            group,
+            tables=tables,
+            schema=schema,
+            model=own_model,
+            planned=model,
         )
         return plans[0]

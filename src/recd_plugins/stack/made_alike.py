@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.schema import Schema
+from recd_plugins.planning.tables.embedding_collections import embedding_collections
 from recd_plugins.planning.together import check_alike
 from recd_plugins.registry.feature_steps import FeatureSteps
 from recd_plugins.registry.registry import Registry
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["check_made_alike"]
 
 CURE = "Make the same on every rank: let no rank, no time and no random number decide."
+ORDER = "Make them in the same order on every rank: a set has another in each process; sort it."
 
 
 def check_made_alike(
@@ -31,11 +33,14 @@ def check_made_alike(
     tables: Tables | None,
     schema: Schema | None,
     model: nn.Module | None,
+    planned: nn.Module,
 ) -> None:
     """`PluginError` on every rank of a group where one has made other tables, groups of features,
-    another schema or other parameters of the registry's model, as far as it has made any by now;
-    all of them call it."""
-    every = chain(_made(registry, features, tables, schema), _parameters(registry, model))
+    another schema or other parameters of the registry's model, as far as it has made any by now, or
+    plans for other embedding tables; all of them call it."""
+    every = chain(
+        _made(registry, features, tables, schema), _parameters(registry, model), _tables(planned)
+    )
     made = {whose: (what, cure) for whose, what, cure in every}
     check_alike(
         {whose: what for whose, (what, _) in made.items()},
@@ -85,3 +90,12 @@ def _parameters(registry: Registry, model: nn.Module | None) -> Iterator[tuple[s
             yield f"{who}: the shapes of its parameter {name!r}", str([*parameter.shape]), CURE
     for who, number in numbers.items():
         yield f"{who}: the numbers of its parameters", str(number), CURE
+
+
+def _tables(model: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """The same of the tables of each collection, which take their features in this order."""
+    for path, _, tables in embedding_collections(model):
+        for place, table in enumerate(tables, 1):
+            yield f"model: the tables of {path!r} at place {place}", table.name, ORDER
+            names = ", ".join(table.feature_names)
+            yield f"model: the features of table {table.name!r} in {path!r}", names, ORDER
