@@ -13,7 +13,8 @@ from service_jobs import stack_of, until
 
 from benchmarks.service.faults import FAULTS
 from benchmarks.service.trials import prepare, trial
-from recd_dsi.service.fleet import Fleet
+from recd_dsi.service.credentials import Credentials
+from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.loader import ServiceLoader
 from recd_dsi.service.process_fleets import end_workers
 from recd_plugins.errors import DataError, RegistryError
@@ -93,6 +94,40 @@ def test_a_worker_of_another_registry_is_refused_by_digest_and_its_own_is_not(ta
     with pytest.raises(RegistryError, match=rf"registry {theirs} .* asked for registry {ours}"):
         list(loader)
     assert len(list(other)) == len(other)  # whom the same workers go on to serve
+
+
+class Named(Fleet):
+    """The workers of several services, as a coordinator would name them that has them join it."""
+
+    def __init__(self, *named: Remote) -> None:
+        super().__init__(Credentials(), len(named))
+        self.named = list(named)
+
+    def remotes(self) -> list[Remote]:
+        return self.named
+
+
+def test_a_worker_of_another_registry_beside_its_own_is_told_and_ends_no_job(tables, undisturbed):
+    """As where workers get a new registry one by one: once its own are gone, the rank reads."""
+    other = stack_of(tables, SERVICE, "ikjt", seed=4).loader(0, 1)
+    loader = stack_of(tables, {**SERVICE, "patience": 0.3}, "ikjt").loader(0, 1)
+    fleets = [fleet_of(one) for one in (loader, other)]
+    until(lambda: all(one.remotes() for one in fleets))
+    own, foreign = (one.remotes()[0] for one in fleets)
+    own.seat, foreign.seat = 0, 1
+    fleet = Named(own, foreign)
+    loader.fleet = lambda: fleet
+    batches = iter(loader)
+    with pytest.warns(
+        NoticeWarning, match="rank 0 asks others alone: the worker at .* of registry"
+    ):
+        there = [next(batches) for _ in range(len(loader) // 2)]
+    fleet.named = [foreign]
+    with pytest.warns(NoticeWarning, match=r"0\.3 s \(the worker at .*\): rank 0 reads by itself"):
+        there += batches
+    for theirs, ours in zip(undisturbed, there, strict=True):
+        assert_same_batch(theirs, ours)
+    assert loader.read_here
 
 
 def test_a_slow_trainer_is_not_run_ahead_of(tables):

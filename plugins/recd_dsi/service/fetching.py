@@ -75,7 +75,11 @@ class Fetching:
         afterwards: Turns | None = None,
         fleet: Fleet,
         options: FetchingOptions,
+        served: bool = False,
     ) -> None:
+        """`served` says that workers have made batches of this job already: those that refuse it
+        are then none of its own."""
+        self._served = served
         self._job, self._consumer, self._epoch = job, consumer, epoch
         self._turns, self._fleet, self._options = turns, fleet, options
         self._ranges = turns.ranges()
@@ -99,7 +103,7 @@ class Fetching:
         """By position, which workers were asked for it, and when."""
         self._errors: dict[int, dict[str, RecdError]] = {}
         """By position, what workers answered on purpose."""
-        self._refused: dict[Remote, Refused] = {}
+        self.refused: dict[Remote, Refused] = {}
         """Workers that make other batches: they are not asked again in this epoch."""
         self._lanes: dict[Remote, int] = {}
         self._apart: set[str] = set()
@@ -139,7 +143,7 @@ class Fetching:
             batch = self._ready.pop(position)
             self._bytes.pop(position)
             self._errors.pop(position, None)
-            self._next = position + 1
+            self._next, self._served = position + 1, True
             if self._next % self._band == 0 and not self._is_comfortable:
                 self._room.notify_all()
         if waits:
@@ -154,7 +158,7 @@ class Fetching:
 
         def ask() -> None:
             while not ended.is_set():
-                there = [one for one in self._fleet.remotes() if one not in self._refused]
+                there = [one for one in self._fleet.remotes() if one not in self.refused]
                 if any(remote.up and remote.answers() for remote in there):
                     heard.set()
                     return
@@ -176,15 +180,15 @@ class Fetching:
 
     def _raise_what_is_wrong(self, position: int, began: float) -> None:
         remotes = self._fleet.remotes()
-        if remotes and self._refused.keys() >= {*remotes}:
-            raise self._refused[remotes[0]]
+        if remotes and not self._served and self.refused.keys() >= {*remotes}:
+            raise self.refused[remotes[0]]
         answers = self._errors.get(position, {})
         if len(answers) >= min(TRIES, self._fleet.seats):
             raise next(iter(answers.values()))
         others = [
             remote
             for remote in remotes
-            if remote not in self._refused and remote.address not in answers
+            if remote not in self.refused and remote.address not in answers
         ]
         # A worker that hangs counts as up again after each pause, but has not answered since it
         # failed.
@@ -212,7 +216,7 @@ class Fetching:
 
     def _open_lanes(self, there: Sequence[Remote]) -> None:
         for remote in there:
-            while remote not in self._refused and self._lanes.get(remote, 0) < LANES:
+            while remote not in self.refused and self._lanes.get(remote, 0) < LANES:
                 self._lanes[remote] = self._lanes.get(remote, 0) + 1
                 threading.Thread(
                     target=self._lane, args=(remote,), daemon=True, name="recd-lane"
@@ -296,7 +300,7 @@ class Fetching:
             while True:
                 gone = all(other is not remote for other in self._fleet.remotes())
                 over = self._closed or self._next >= self._length
-                if over or gone or remote in self._refused:
+                if over or gone or remote in self.refused:
                     if remote in self._lanes:
                         self._lanes[remote] -= 1
                     return None
@@ -351,7 +355,7 @@ class Fetching:
         return None
 
     def _of_turn(self, turn: int) -> Remote | None:
-        return self._fleet.of_turn(turn, self._refused)
+        return self._fleet.of_turn(turn, self.refused)
 
     @property
     def _mean(self) -> int:
@@ -433,7 +437,7 @@ class Fetching:
         all."""
         with self._lock:
             if isinstance(error, Refused):
-                self._refused[remote] = error
+                self.refused[remote] = error
             elif error is not None:
                 self._errors.setdefault(band.start, {})[remote.address] = error
             self._not_asked(band, remote)

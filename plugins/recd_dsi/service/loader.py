@@ -58,6 +58,8 @@ class ServiceLoader:
         """How many batches workers made."""
         self.stalled = 0.0
         """Seconds in which the trainer waited for workers."""
+        self._told: set[str] = set()
+        """The addresses of workers that make other batches, of which it has told."""
 
     def __len__(self) -> int:
         return len(self._local)
@@ -160,6 +162,7 @@ class ServiceLoader:
             afterwards=afterwards,
             fleet=self.fleet(),
             options=self._options,
+            served=self.taken > 0,
         )
         self.fetching = fetching
         self.fleet().readers.add(self)
@@ -168,6 +171,8 @@ class ServiceLoader:
             for _ in range(first, order.num_batches):
                 batch = fetching.get()
                 self.taken, self.stalled = self.taken + 1, before + fetching.stalled
+                if len(fetching.refused) > len(self._told):
+                    self._tell_refused(fetching)
                 yield batch
         finally:
             self.stalled = before + fetching.stalled
@@ -206,9 +211,22 @@ class ServiceLoader:
         self.job = replace(self.job, left_out=left_out)
         self._local.source.left_out = left_out
 
+    def _tell_refused(self, fetching: Fetching) -> None:
+        """Warn, once of each, of workers that make other batches while others make these."""
+        for remote, error in [*fetching.refused.items()]:
+            if remote.address not in self._told:
+                self._told.add(remote.address)
+                warnings.warn(
+                    f"reader: rank {self._rank} asks others alone: {error}",
+                    NoticeWarning,
+                    stacklevel=2,
+                )
+
     def _report_silence(self) -> None:
         """Warn, once, that no worker answers, or end the epoch with an error."""
-        why = self.fleet().trouble
+        assert self.fetching is not None
+        refused = map(str, self.fetching.refused.values())
+        why = self.fleet().trouble or next(refused, "").removesuffix(".")
         what = (
             f"no worker has answered for {self._options.patience:g} s{f' ({why})' if why else ''}"
         )
