@@ -58,8 +58,8 @@ class ServiceLoader:
         """How many batches workers made."""
         self.stalled = 0.0
         """Seconds in which the trainer waited for workers."""
-        self._told: set[str] = set()
-        """The addresses of workers that make other batches, of which it has told."""
+        self._reported: set[str] = set()
+        """The addresses of workers that make other batches, that it has reported."""
 
     def __len__(self) -> int:
         return len(self._local)
@@ -171,8 +171,8 @@ class ServiceLoader:
             for _ in range(first, order.num_batches):
                 batch = fetching.get()
                 self.taken, self.stalled = self.taken + 1, before + fetching.stalled
-                if len(fetching.refused) > len(self._told):
-                    self._tell_refused(fetching)
+                if len(fetching.refused) > len(self._reported):
+                    self._report_refused(fetching)
                 yield batch
         finally:
             self.stalled = before + fetching.stalled
@@ -211,11 +211,11 @@ class ServiceLoader:
         self.job = replace(self.job, left_out=left_out)
         self._local.source.left_out = left_out
 
-    def _tell_refused(self, fetching: Fetching) -> None:
+    def _report_refused(self, fetching: Fetching) -> None:
         """Warn, once of each, of workers that make other batches while others make these."""
         for remote, error in [*fetching.refused.items()]:
-            if remote.address not in self._told:
-                self._told.add(remote.address)
+            if remote.address not in self._reported:
+                self._reported.add(remote.address)
                 warnings.warn(
                     f"reader: rank {self._rank} asks others alone: {error}",
                     NoticeWarning,
