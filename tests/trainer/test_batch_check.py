@@ -165,6 +165,36 @@ def test_a_loader_that_cannot_be_gone_on_with_is_told(
     assert says in str(caught.value)
 
 
+class Ring(Odd):
+    """A loader that has memory for some batches, and writes the next over the first of them."""
+
+    def __init__(self, places: int, batches: int = 40) -> None:
+        super().__init__()
+        self.labels = [torch.zeros(4) for _ in range(places)]
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Any:
+        for number in range(self.batches):
+            labels = self.labels[number % len(self.labels)]
+            yield dataclasses.replace(RIGHT, labels=labels.fill_(number % 7))
+
+
+def test_batches_that_are_written_over_while_a_pipeline_holds_them_are_their_readers() -> None:
+    """It would train a step on the labels of the next."""
+    check = BatchCheck(SCHEMA, "reader 'mine': its loader yielded")
+    for places in (1, 2):
+        loader = checked(Ring(places), check, lambda device: None)
+        says = r"reader 'mine': its loader yielded batches that change afterwards: .*batch\.labels"
+        with pytest.raises(PluginError, match=says):
+            list(loader)
+    assert len(list(checked(Ring(3), check, lambda device: None))) == 40
+    same = checked([RIGHT] * 40, check, lambda device: None)  # type: ignore[arg-type]
+    assert len(list(same)) == 40
+
+
 class OfEpochs(Odd):
     """A loader that is told of its epoch."""
 

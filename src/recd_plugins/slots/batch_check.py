@@ -17,13 +17,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.schema import Schema
-from recd_plugins.errors import PluginError, check_made, listed, nearest, so_many
+from recd_plugins.errors import DataError, PluginError, check_made, listed, nearest, so_many
 from recd_plugins.planning.access.sample import SpreadsBatches
 from recd_plugins.slots.builds import Loader
 from recd_plugins.sparse.deduplicated import DeduplicatedFeatures
 from recd_plugins.sparse.features import SparseFeatures
 from recd_plugins.sparse.id_bounds import IdBounds
 from recd_plugins.sparse.ikjt import check_lookup
+from recd_plugins.sparse.kept_batches import KeptBatches
 from recd_plugins.sparse.wrapped_loader import WrappedLoader
 
 __all__ = ["BatchCheck", "CheckedLoader", "Named", "checked", "kind_of"]
@@ -31,6 +32,8 @@ __all__ = ["BatchCheck", "CheckedLoader", "Named", "checked", "kind_of"]
 Named = Callable[[str], AbstractContextManager[None]]
 """Takes when something is done, as `choice.named` does."""
 
+PIPELINED = 3
+"""The batches that TorchRec's pipeline holds at a time: of a step, and of the two that follow."""
 PARTS = ("to", "record_stream", "pin_memory")
 """The methods that a batch asks of what a converter made."""
 
@@ -91,6 +94,9 @@ class BatchCheck:
                 shared.groups, shared.unique_counts, shared.inverse_lookup, strict=True
             ):
                 check_lookup(lookup, count, group)
+
+    def overwritten(self, error: DataError) -> PluginError:
+        return PluginError(f"{self._whose} batches that change afterwards: {error}")
 
     def miscounted(self, what: str) -> PluginError:
         return PluginError(
@@ -184,6 +190,7 @@ class CheckedLoader(WrappedLoader):
         for each other."""
         begins, self._begins = self._begins, False
         came, most = 0, len(self)
+        held = KeptBatches("TorchRec's pipeline", "")
         with self._named("when its loader was iterated"):
             batches = iter(self._loader)
         while True:
@@ -196,6 +203,12 @@ class CheckedLoader(WrappedLoader):
             if came > most:
                 raise self._check.miscounted(f"a batch beyond the {most} of an epoch")
             self._look_at(batch)
+            if came > PIPELINED:
+                held.take()
+            try:
+                held.keep(batch)
+            except DataError as error:
+                raise self._check.overwritten(error) from error
             if begins and came == 1:
                 self._sized(len(batch.labels))
             yield batch

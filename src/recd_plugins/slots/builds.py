@@ -132,7 +132,8 @@ class Loader(Protocol):
 
     The host checks each batch against the schema as it comes: shapes, types, and all ids. An
     attribute `checks_ids` that is true says that the loader has already checked the ids that it
-    reads.
+    reads. TorchRec's pipeline holds three batches at a time: a loader that uses memory again writes
+    no batch over one of the two before it.
     """
 
     def __iter__(self) -> Iterator[Batch]:
