@@ -6,13 +6,15 @@ More trials than these: `python -m benchmarks.service --trials N`.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import pytest
-from service_jobs import stack_of, until
+from service_jobs import KINDS, stack_of, until
 
 from benchmarks.service.faults import FAULTS
 from benchmarks.service.trials import prepare, trial
+from recd_dsi.service import fetching
 from recd_dsi.service.credentials import Credentials
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.loader import ServiceLoader
@@ -128,6 +130,39 @@ def test_a_worker_of_another_registry_beside_its_own_is_told_and_ends_no_job(tab
     for theirs, ours in zip(undisturbed, there, strict=True):
         assert_same_batch(theirs, ours)
     assert loader.read_here
+
+
+ENDS = """
+import os
+from recd_plugins.api import Config, PreprocessRecord, hookimpl
+
+class Ends:
+    elementwise = True
+
+    def schema(self, schema):
+        return schema
+
+    def __call__(self, features):
+        if os.getpid() != {here}:
+            os._exit(3)  # as native code does that crashes
+        return features
+
+@hookimpl
+def recd_preprocess():
+    made = {{"config": Config, "build": lambda config, context: Ends()}}
+    return [PreprocessRecord(name="ends", summary="Ends.", **made)]
+"""
+
+
+def test_a_transform_that_ends_each_worker_ends_the_epoch(tables, tmp_path, monkeypatch):
+    """Workers that are started again, and end again, are no worker that will answer."""
+    monkeypatch.setattr(fetching, "MOST_ENDED", 2)
+    plugin = tmp_path / "ends_plugin.py"
+    plugin.write_text(ENDS.format(here=os.getpid()))
+    monkeypatch.setitem(KINDS, "ends", {"preprocess": [{"use": "ends", "features": ["item"]}]})
+    loader = stack_of(tables, SERVICE, "ends", [str(plugin)]).loader(0, 1)
+    with pytest.raises(DataError, match=r"2 workers ended, one after another, .* batch 0 of epoch"):
+        list(loader)
 
 
 def test_a_slow_trainer_is_not_run_ahead_of(tables):

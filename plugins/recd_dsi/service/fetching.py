@@ -38,6 +38,10 @@ TRIES = 2
 is away, the client waits for it."""
 
 
+MOST_ENDED = 5
+"""How many workers may end, one after another, when they are asked for a batch."""
+
+
 class NobodyAnswers(Exception):
     """No worker has answered for as long as the client waits."""
 
@@ -103,6 +107,8 @@ class Fetching:
         """By position, which workers were asked for it, and when."""
         self._errors: dict[int, dict[str, RecdError]] = {}
         """By position, what workers answered on purpose."""
+        self._ended: dict[int, set[str]] = {}
+        """By position, the workers that were gone before they answered."""
         self.refused: dict[Remote, Refused] = {}
         """Workers that make other batches: they are not asked again in this epoch."""
         self._lanes: dict[Remote, int] = {}
@@ -143,6 +149,7 @@ class Fetching:
             batch = self._ready.pop(position)
             self._bytes.pop(position)
             self._errors.pop(position, None)
+            self._ended.pop(position, None)
             self._next, self._served = position + 1, True
             if self._next % self._band == 0 and not self._is_comfortable:
                 self._room.notify_all()
@@ -182,6 +189,13 @@ class Fetching:
         remotes = self._fleet.remotes()
         if remotes and not self._served and self.refused.keys() >= {*remotes}:
             raise self.refused[remotes[0]]
+        if len(self._ended.get(position, ())) >= MOST_ENDED:
+            raise DataError(
+                f"reader: {MOST_ENDED} workers ended, one after another, when they were asked for "
+                f"batch {position} of epoch {self._epoch}. What `dedup` or `preprocess` runs there "
+                "may end the process, or its memory may not suffice: with `reader: local` the "
+                "rank itself would end, and say where."
+            )
         answers = self._errors.get(position, {})
         if len(answers) >= min(TRIES, self._fleet.seats):
             raise next(iter(answers.values()))
@@ -259,7 +273,7 @@ class Fetching:
             memory.close()
 
     def _fetch(self, band: range, remote: Remote, memory: SharedReader) -> None:
-        position, error = band.start, None
+        position, error, is_gone = band.start, None, False
         try:
             request = self._request(band, remote)
             answers = remote.caller.get(request.to_bytes(), self._options.deadline * len(band))
@@ -277,6 +291,7 @@ class Fetching:
                     position += len(found)
                     if self._closed or position == band.stop:
                         return
+            is_gone = True
             remote.failed("it ended in the middle of an answer")
         except WrittenOver:
             with self._lock:
@@ -287,12 +302,12 @@ class Fetching:
             error = found
         except (pa.ArrowException, flight.FlightError, OSError) as found:
             error = answered(found)
-            if error is None:
+            if is_gone := error is None:
                 remote.failed(reason(found))
         except Exception as found:  # otherwise the error would be lost
             kind = type(found).__name__
             error = PluginError(f"a batch of {remote.address} raised {kind}: {found}.")
-        self._failed(range(position, band.stop), remote, error)
+        self._failed(range(position, band.stop), remote, error, is_gone)
 
     def _take(self, remote: Remote) -> range | None:
         """The next positions that this worker is to make; None once there are none."""
@@ -432,10 +447,12 @@ class Fetching:
             if self._next in band[: len(found)]:
                 self._arrived.notify()
 
-    def _failed(self, band: range, remote: Remote, error: RecdError | None) -> None:
-        """The first batch of a band was not answered, or with an error, and the others not at
-        all."""
+    def _failed(self, band: range, remote: Remote, error: RecdError | None, is_gone: bool) -> None:
+        """The first batch of a band was not answered, or with an error, and the others not at all;
+        `is_gone`: the worker no longer is where it was asked."""
         with self._lock:
+            if is_gone:
+                self._ended.setdefault(band.start, set()).add(remote.address)
             if isinstance(error, Refused):
                 self.refused[remote] = error
             elif error is not None:
