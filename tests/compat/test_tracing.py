@@ -14,6 +14,7 @@ from torch.fx import symbolic_trace
 from torchrec.distributed.train_pipeline import Tracer
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.compat.tracing import keep_traces_apart
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocess.batch_transform import BatchTransform
 
@@ -46,6 +47,31 @@ class Model(nn.Module):
         x = self.first(x)
         self.meanwhile()
         return self.second(x)
+
+
+class Keeps(nn.Module):
+    """Keeps a count of what it was given, and the latest of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.sum()
+        self.latest = x
+        return x * 2
+
+
+def test_what_a_model_keeps_of_its_batch_is_no_part_of_a_trace() -> None:
+    keep_traces_apart()
+    model = nn.Sequential(Keeps())
+    Tracer().trace(model)
+    assert "latest" not in vars(model[0])
+    for batch in (torch.ones(2), torch.ones(3)):
+        assert torch.equal(model(batch), batch * 2)
+    Tracer().trace(model)  # as after an evaluation
+    assert torch.equal(model.state_dict()["0.seen"], torch.tensor(5.0))
+    assert torch.equal(model[0].latest, torch.ones(3))
 
 
 ENDS_PROCESSES = (

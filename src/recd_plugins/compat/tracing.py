@@ -1,4 +1,5 @@
-"""Modules that one thread calls while another one traces a model, as TorchRec's pipelines do.
+"""What TorchRec's pipelines touch beside a graph as they trace a model: modules that other threads
+call, and what modules hold.
 
 While torch.fx traces, it replaces the call of every module in the process. A module that a reader's
 thread calls then is mistaken for a part of the model, and the call fails: "module is not installed
@@ -6,6 +7,9 @@ as a submodule". Pipelines trace before their first step, and again after an eva
 a function compiled by torch.compile refuses calls from any thread: "Detected that you are using
 FX". An option of torch._dynamo lets it run uncompiled. It has a value for each thread, or in older
 versions of torch, as 2.11, one for all.
+
+A model that keeps something of its batch, as a count in a buffer, would have a proxy in it from then
+on: a name in the graph, which stands for no number, and of which no checkpoint can be made.
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ from threading import Lock, get_ident
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.fx import Tracer
+from torch import nn
+from torch.fx import Proxy, Tracer
 
-__all__ = ["autograd_is_compiled", "outside_of_graphs", "trace_own_thread_alone"]
+__all__ = ["autograd_is_compiled", "keep_traces_apart", "outside_of_graphs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,9 +58,9 @@ class _Traces:
     """Whether compiled functions refuse by default while no trace runs."""
 
 
-def trace_own_thread_alone() -> None:
+def keep_traces_apart() -> None:
     """From now on a module, compiled or not, that is called by another thread than the tracing one
-    runs as usual, and is not part of the trace."""
+    runs as usual, and is not part of the trace; and a trace leaves in modules what they held."""
     tracer: Any = cast("Any", Tracer)
     trace, call_module = tracer.trace, tracer.call_module
     if hasattr(call_module, THREAD):
@@ -63,7 +68,8 @@ def trace_own_thread_alone() -> None:
 
     def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
         setattr(self, THREAD, get_ident())
-        with _refused_here_alone():
+        root = kwargs.get("root", args[0] if args else None)
+        with _refused_here_alone(), _left_as_it_was(root):
             return trace(self, *args, **kwargs)
 
     def called(self: Any, m: Any, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -75,6 +81,24 @@ def trace_own_thread_alone() -> None:
     outside = outside_of_graphs(called)
     setattr(outside, THREAD, True)
     tracer.trace, tracer.call_module = traced, outside
+
+
+@contextmanager
+def _left_as_it_was(root: Any) -> Iterator[None]:
+    """Attributes and buffers of a model's modules that become proxies inside are afterwards what
+    they were before."""
+    modules = [*root.modules()] if isinstance(root, nn.Module) else []
+    held = [part for module in modules for part in (vars(module), module._buffers)]
+    before = [dict(part) for part in held]
+    try:
+        yield
+    finally:
+        for part, was in zip(held, before, strict=True):
+            for name in [name for name, value in part.items() if isinstance(value, Proxy)]:
+                if name in was:
+                    part[name] = was[name]
+                else:
+                    del part[name]
 
 
 @contextmanager

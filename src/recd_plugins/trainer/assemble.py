@@ -14,6 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recd_plugins.compat.fused_kernels import leave_weights
+from recd_plugins.compat.tracing import keep_traces_apart
 from recd_plugins.errors import CapabilityError, PluginError, RegistryError, listed
 from recd_plugins.planning.sharders import left_whole
 from recd_plugins.stack import Stack
@@ -72,6 +73,7 @@ def assemble(stack: Stack, device: torch.device) -> Job:
     optimizer = CombinedOptimizer(
         [sharded.fused_optimizer, KeyedOptimizerWrapper(parameters, make)]
     )
+    keep_traces_apart()
     pipeline = TrainPipelineSparseDist(sharded, optimizer, device)
     # Dropout and the like draw differently on each rank from here on.
     torch.manual_seed(settings.seed + 1 + dist.get_rank())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.compat.tracing import trace_own_thread_alone
+from recd_plugins.compat.tracing import keep_traces_apart
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.columns import ASKABLE, Columns, JoinedColumns
 from recd_plugins.data.preprocess.converter_check import check_samples, copied_rows
@@ -49,7 +49,7 @@ class BatchTransform:
     ) -> None:
         """All ids that it leaves in a batch are checked against `bounds`, if given. `who` opens the
         converter's messages: its record and its place in registry.yaml."""
-        trace_own_thread_alone()  # a thread may read ahead, as the one for hot batches does
+        keep_traces_apart()  # a thread may read ahead, as the one for hot batches does
         self._taken_up = mmap.mmap(-1, 1)
         self._who = f"{who}: "
         self._bounds = bounds
