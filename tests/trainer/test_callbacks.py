@@ -21,7 +21,7 @@ import pytest
 import torch
 from callback_plugin import DIARY, MISSPELT, PLAIN
 from probe_plugin import probe_registry
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.optim.keyed import KeyedOptimizer
 
 from recd_plugins.callbacks.early_stopping import EarlyStoppingConfig, build_early_stopping
@@ -897,6 +897,11 @@ def test_a_state_that_nobody_goes_on_from_is_refused_as_a_run_starts(tmp_path: P
         ),
         (lambda one: torch.set_grad_enabled(False), "left gradients computed otherwise than it"),
         (lambda one: setattr(one, "step", 9), "left `training.step` at another step than it found"),
+        (
+            lambda one: one.dense.add_param_group({"params": [nn.Parameter(torch.ones(3))]}),
+            "left other parameters in the groups of `training.dense` than it found: [2, 1] instead",
+        ),
+        (lambda one: one.model(torch.ones(1, 1)), "calls the model. TorchRec's pipeline has alr"),
     ],
 )
 def test_a_callback_leaves_what_steps_are_trained_by(
@@ -907,9 +912,13 @@ def test_a_callback_leaves_what_steps_are_trained_by(
             leave(training)
 
     ((_, choice),) = load(registry(tmp_path, {"use": "schedule", "warmup": 2})).callbacks()
-    training: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), step=3)
+    model, callbacks = nn.Linear(1, 1), Callbacks([(Leaves(), choice)])
+    model.register_forward_pre_hook(callbacks.refuse_forward)  # as a run does
+    dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    training: Any = SimpleNamespace(model=model, dense=dense, step=3)
     with torch.enable_grad(), pytest.raises(PluginError) as caught:
-        Callbacks([(Leaves(), choice)]).call("before_step", training)
+        callbacks.call("before_step", training)
+    assert model(torch.ones(1, 1)).numel() == 1  # none runs any more
     assert f"callbacks[0]: callbacks 'schedule' of {choice.provider}: before_step {says}" in str(
         caught.value
     )

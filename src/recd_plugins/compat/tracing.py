@@ -8,8 +8,8 @@ a function compiled by torch.compile refuses calls from any thread: "Detected th
 FX". An option of torch._dynamo lets it run uncompiled. It has a value for each thread, or in older
 versions of torch, as 2.11, one for all.
 
-A model that keeps something of its batch, as a count in a buffer, would have a proxy there from then
-on: a name in the graph, which stands for no number, and of which no checkpoint can be made.
+A model that keeps something of its batch, as a count in a buffer, would then have a proxy there: a
+name in the graph, which stands for no number, and of which no checkpoint can be made.
 """
 
 from __future__ import annotations

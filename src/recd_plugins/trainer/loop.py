@@ -160,6 +160,7 @@ class Loop:
         """Train, to the end or until stopped; the summary."""
         self._stack.together = stop.together
         update = self._job.dense.register_step_pre_hook(lambda *_: self._call("before_update"))
+        forward = self._job.model.register_forward_pre_hook(self._callbacks.refuse_forward)
         try:
             self._watchdog.mark("the start of the callbacks", starting=True)
             self._call("at_start")
@@ -170,6 +171,7 @@ class Loop:
             raise self._interruption(error) from error
         finally:
             update.remove()
+            forward.remove()
             self._profile.close()
             self._callbacks.call("close")
             self._stack.together = bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +47,8 @@ class Callbacks:
                     "load_state_dict, so a resumed run would lose its state. Give it one."
                 )
         self._callbacks = callbacks
+        self._running = ""
+        """The callback that runs now, and its method; empty while none does."""
         self._checks = [
             None
             if schema is None or choice is None or not _has_own(callback, "on_batch")
@@ -58,7 +60,7 @@ class Callbacks:
         """Call the method `event` of each, with these arguments."""
         for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
             before = _run_state(*args)
-            with _named(choice, event):
+            with _named(choice, event), self._runs(choice, event):
                 returned = getattr(callback, event)(*args)
             if choice is not None:
                 _check_run_state(before, _run_state(*args), f"{choice.who}: {event}")
@@ -73,7 +75,7 @@ class Callbacks:
     def on_batch(self, training: Training, batch: Batch, split: Split) -> Batch:
         """The batch after each callback in turn has changed it."""
         for (callback, choice), check in zip(self._callbacks, self._checks, strict=True):
-            with _named(choice, "on_batch"):
+            with _named(choice, "on_batch"), self._runs(choice, "on_batch"):
                 batch = callback.on_batch(training, batch, split)
             if not isinstance(batch, Batch):
                 raise PluginError(
@@ -83,6 +85,25 @@ class Callbacks:
             if check is not None:  # the batch that it was given may be another one now
                 check(batch)
         return batch
+
+    def refuse_forward(self, *_: object) -> None:
+        """A hook of the model's forward: `PluginError` if a callback calls it."""
+        if self._running:
+            raise PluginError(
+                f"{self._running} calls the model. TorchRec's pipeline has already sent the next "
+                "batches, and the call would take what it has of one of them. Read "
+                "`training.outputs`; `train.eval_every` evaluates."
+            )
+
+    @contextmanager
+    def _runs(self, choice: Choice | None, event: str) -> Iterator[None]:
+        """Inside, a callback of registry.yaml runs, when there is a pipeline already."""
+        if choice is not None and event != "at_start":
+            self._running = f"{choice.who}: {event}"
+        try:
+            yield
+        finally:
+            self._running = ""
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that registry.yaml chose, by name; callbacks without a state are left
@@ -127,9 +148,11 @@ class Callbacks:
 
 def _run_state(training: Any = None, *_: Any) -> tuple[object, ...]:
     """What a callback must leave as it finds it: the model's mode, whether torch computes
-    gradients, and the run's step."""
+    gradients, the run's step, and how many parameters each group of the dense optimizer has."""
     mode = getattr(getattr(training, "model", None), "training", None)
-    return mode, torch.is_grad_enabled(), getattr(training, "step", None)
+    groups = getattr(getattr(training, "dense", None), "param_groups", ())
+    counts = [len(group["params"]) for group in groups]
+    return mode, torch.is_grad_enabled(), getattr(training, "step", None), counts
 
 
 def _check_run_state(before: Sequence[object], after: Sequence[object], whose: str) -> None:
@@ -138,6 +161,10 @@ def _check_run_state(before: Sequence[object], after: Sequence[object], whose: s
         ("the model in another mode", "Put it back by `training.model.train(mode)`."),
         ("gradients computed otherwise", "Write `with torch.no_grad():` around what needs none."),
         ("`training.step` at another step", "Read it; `training.stop(reason)` ends a run."),
+        (
+            "other parameters in the groups of `training.dense`",
+            "Set rates alone there; an `optimizer` record makes the groups.",
+        ),
     )
     for (what, fix), was, now in zip(parts, before, after, strict=True):
         if now != was:
