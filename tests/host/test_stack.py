@@ -192,6 +192,50 @@ def test_tables_of_a_plugin_that_has_changed_since_are_told(tmp_path: Path) -> N
     rp.load({**values, "etl": ["same"]}).prepare()
 
 
+def test_modules_that_a_plugin_imports_from_beside_it_are_its_code(tmp_path: Path) -> None:
+    """They are known from what is written, not from what has been imported so far."""
+    beside = tmp_path / "plugins"
+    (beside / "strangers_parts").mkdir(parents=True)
+    built = "build=lambda *_: Rows()"
+    code = {
+        "strangers_plugin.py": "from functools import partial\nfrom strangers_beside import late\n"
+        + STRANGERS.replace(built, "build=partial(late, Rows)"),
+        "strangers_beside.py": "def late(made, *_):\n"
+        "    from strangers_parts import deep\n"
+        "    return made()\n",
+        "strangers_parts/__init__.py": "",
+        "strangers_parts/deep.py": "from . import deeper\n",
+        "strangers_parts/deeper.py": "",
+        "strangers_parts/other.py": "",
+        "strangers_trainer.py": "import strangers_plugin\n",
+        "json.py": "",
+    }
+    for name, text in code.items():
+        (beside / name).write_text(text)
+    plugin = str(beside / "strangers_plugin.py")
+    values = {"plugins": [plugin], "folder": str(tmp_path), "dataset": "rows"}
+    first = rp.load(values).delivery().digest
+    rp.load(values).prepare()
+    counted = []
+    for name, text in code.items():
+        (beside / name).write_text(f"{text}# changed\n")
+        if rp.load(values).delivery().digest != first:
+            counted.append(name)
+        (beside / name).write_text(text)
+    assert counted == [
+        "strangers_plugin.py",
+        "strangers_beside.py",
+        "strangers_parts/__init__.py",
+        "strangers_parts/deep.py",
+        "strangers_parts/deeper.py",
+    ]
+    rp.load(values).prepare()  # a warning would be an error
+    (beside / "strangers_parts/deeper.py").write_text("# changed\n")
+    changed = "dataset: rows may be outdated: the code of .*strangers_plugin.py has changed since"
+    with pytest.warns(NoticeWarning, match=changed):
+        rp.load(values).prepare()
+
+
 @pytest.mark.parametrize("name", ["zipped_package/__init__.py", "zipped_module.py"])
 def test_a_plugin_in_an_archive_has_the_archives_digest(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

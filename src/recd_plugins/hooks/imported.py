@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import lru_cache
-from importlib.metadata import Distribution, EntryPoint, distribution, distributions
+from importlib.metadata import Distribution, EntryPoint, distribution
 from pathlib import Path
 from types import ModuleType
 
 from recd_plugins.compat.build import not_loaded
 from recd_plugins.errors import PluginError, nearest, shown
 from recd_plugins.hooks.blame import is_of_a_signal, line_on_import
-from recd_plugins.hooks.installed import changed_at, installed_points
+from recd_plugins.hooks.installed import installed_points, owners
 from recd_plugins.hooks.markers import PROJECT
 
 __all__ = ["Provider", "available", "imported"]
@@ -36,6 +33,8 @@ class Provider:
     plugin: str
     distribution: str = ""
     version: str = ""
+    module: str = field(default="", compare=False, repr=False)
+    """The name of the module that the plugin is, or is an object in."""
 
     def __str__(self) -> str:
         if not self.distribution:
@@ -64,7 +63,7 @@ def imported(name: str, base: Path) -> tuple[ModuleType, Provider]:
     installed = available()
     points = installed.get(name, [])
     if len(points) > 1:
-        both = " and ".join(str(_provider(name, point.dist)) for point in points)
+        both = " and ".join(str(_provider(name, point.dist, point.module)) for point in points)
         modules = dict.fromkeys(point.value for point in points)
         cure = f", or name the module instead: {' or '.join(modules)}" if len(modules) > 1 else ""
         raise PluginError(
@@ -74,9 +73,10 @@ def imported(name: str, base: Path) -> tuple[ModuleType, Provider]:
     try:
         with redirect_stdout(sys.stderr):  # what a plugin prints is no part of what a command says
             if points:
-                return points[0].load(), _provider(name, points[0].dist)
+                return points[0].load(), _provider(name, points[0].dist, points[0].module)
             if _is_path(name):
-                return _import_path(name, base), Provider(name)
+                module = _import_path(name, base)
+                return module, Provider(name, module=module.__name__)
             if importlib.util.find_spec(name) is not None:
                 return importlib.import_module(name), _provider_of(name)
     except PluginError:
@@ -159,34 +159,20 @@ def _unknown(name: str, installed: dict[str, list[EntryPoint]]) -> PluginError:
     )
 
 
-def _provider(plugin: str, distribution: Distribution | None) -> Provider:
+def _provider(plugin: str, distribution: Distribution | None, module: str) -> Provider:
     if distribution is None:
-        return Provider(plugin)
-    return Provider(plugin, distribution.metadata["Name"], distribution.version)
+        return Provider(plugin, module=module)
+    return Provider(plugin, distribution.metadata["Name"], distribution.version, module)
 
 
 def _provider_of(module: str) -> Provider:
     package = module.split(".")[0]
     if package == PROJECT:
-        return _provider(module, distribution("recd-plugins"))
+        return _provider(module, distribution("recd-plugins"), module)
     for path in sys.path:
-        if (owner := _owners(path, changed_at(path)).get(package)) is not None:
-            return _provider(module, owner)
-    return Provider(module)
-
-
-@lru_cache(maxsize=256)
-def _owners(folder: str, since: int) -> Mapping[str, Distribution]:
-    """The distribution of each package, from the records of those that are installed in a folder:
-    read once for a folder as it is."""
-    owners: dict[str, Distribution] = {}
-    for one in distributions(path=[folder]):
-        packages = (one.read_text("top_level.txt") or "").split() or [
-            inspect.getmodulename(file.parts[0]) or file.parts[0] for file in one.files or ()
-        ]
-        for package in packages:
-            owners.setdefault(package, one)
-    return owners
+        if (owner := owners(path).get(package)) is not None:
+            return _provider(module, owner, module)
+    return Provider(module, module=module)
 
 
 def _name(point: EntryPoint) -> str:

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from recd_plugins.compat.packages import DISTRIBUTION
+from recd_plugins.hooks.markers import PROJECT
+from recd_plugins.hooks.plugin_files import files_of
 from recd_plugins.notices import Outdated
 from recd_plugins.registry.choice import Choice
 from recd_plugins.registry.outdated import first_outdated
@@ -90,30 +92,28 @@ def outdated_by_code(choices: Sequence[Choice], folders: Sequence[Path]) -> Iter
 
 
 def _digest_of(choice: Choice) -> str | None:
-    """The digest of a plugin's package, of its only file, or of the archive that it is in; None
-    for our plugins, whose version is enough."""
+    """The digest of a plugin's files, with those of what builds its record, or of the archives that
+    they are in; None for our plugins, whose version is enough."""
     build = choice.record.build
     while isinstance(build, partial):
         build = build.func
-    module = inspect.getmodule(build)
-    if choice.provider.distribution == DISTRIBUTION or module is None:
+    if choice.provider.distribution == DISTRIBUTION:
         return None
-    package = sys.modules.get(module.__name__.partition(".")[0], module)
-    if package.__name__ == "recd_plugins":  # the plugin uses one of our builds
-        return None
-    named = getattr(package, "__file__", None) or getattr(module, "__file__", None)
-    if named is None:
-        return None
-    file = Path(named)
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
-    if archive := next(filter(Path.is_file, file.parents), None):  # a zip, or a wheel
-        files = [archive]
+    names: dict[Path, str] = {}
+    for module in (sys.modules.get(choice.provider.module), inspect.getmodule(build)):
+        if module is None or module.__name__.partition(".")[0] == PROJECT:
+            continue
+        if (found := files_of(module)) is None:
+            continue
+        if archive := next(filter(Path.is_file, (found.folder, *found.folder.parents)), None):
+            names[archive] = ""  # a zip, or a wheel
+        else:
+            names |= {one: f"{one.relative_to(found.folder)}\n" for one in found.files}
     digest = hashlib.sha256()
     try:
-        for one in files:
-            if not archive:
-                digest.update(f"{one.relative_to(file.parent)}\n".encode())
-            digest.update(one.read_bytes())
+        for file, name in names.items():
+            digest.update(name.encode())
+            digest.update(file.read_bytes())
     except OSError:  # it was removed after it was imported
         return None
-    return digest.hexdigest()
+    return digest.hexdigest() if names else None
