@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -111,6 +112,52 @@ def test_the_innermost_frame_of_a_plugin_is_named(
         faulty(how)
     assert ended.value.exit_code == 2
     assert capsys.readouterr().err == f"error: {said}\n"
+
+
+BESIDE = """
+import {module}
+from recd_plugins.api import Config, PoolingRecord, hookimpl
+
+@hookimpl
+def recd_pooling():
+    build = lambda config, context: lambda dim: lambda: {module}.Bad(dim)()
+    return [PoolingRecord(name="{name}", summary="It is wrong.", config=Config, build=build)]
+"""
+BAD = """
+class Bad:
+    def __init__(self, dim):
+        self.dim = dim
+
+    def __call__(self):
+        raise ValueError("oh no")
+"""
+
+
+def test_a_frame_in_a_module_beside_a_plugins_own_is_the_plugins(site: Path) -> None:
+    for name in ("blamed_one", "blamed_two"):
+        (site / f"{name}.py").write_text(BESIDE.format(module="blamed_beside", name=name))
+    (site / "blamed_beside.py").write_text(BAD)
+    package = site / "blamed_pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "hooks.py").write_text(BESIDE.format(module="blamed_pkg.impl", name="blamed_three"))
+    (package / "impl.py").write_text(BAD)
+    catalog = Catalog(["./blamed_one.py", "./blamed_two.py", "blamed_pkg.hooks"], site)
+    for name, plugin, file in (
+        ("blamed_one", "./blamed_one.py", "blamed_beside.py"),
+        ("blamed_two", "./blamed_two.py", "blamed_beside.py"),
+        ("blamed_three", "blamed_pkg.hooks", "impl.py"),
+    ):
+        made: Any = catalog.find("pooling", name).record.build(None, None)
+        said = blamed(raised(made(4)))
+        assert said is not None
+        assert said.startswith(
+            f"plugin {plugin!r} ({plugin}) raised ValueError in Bad.__call__ ({file}:7): oh no."
+        )
+    alone = sys.modules["blamed_beside"].Bad(4)  # as torch has it, long after
+    said = blamed(raised(alone))
+    assert said is not None
+    assert said.startswith("plugin './blamed_one.py' ")
 
 
 def test_a_generator_that_ends_by_stop_iteration_is_named_whoever_asked_it(

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from opcode import opmap
 from pathlib import Path
 from signal import getsignal, valid_signals
-from types import CodeType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from recd_plugins.compat.packages import DISTRIBUTION
 from recd_plugins.errors import without_frames
+from recd_plugins.hooks.plugin_files import files_of
 
 if TYPE_CHECKING:
     from recd_plugins.hooks.imported import Provider
@@ -48,6 +49,8 @@ class _Plugin(NamedTuple):
     """None of those that come with the host: what they raise is a defect of ours."""
     names: frozenset[str]
     """All names that registries have used for it."""
+    module: ModuleType | None = None
+    """None of those that come with the host."""
 
 
 _imported: dict[Path, _Plugin] = {HOST: _Plugin("recd_plugins", None, frozenset())}
@@ -81,7 +84,8 @@ def remember(name: str, plugin: object, provider: Provider) -> None:
         whole = file.parent if file.name == "__init__.py" else file
         before = _imported[whole].names if whole in _imported else frozenset()
         stranger = None if provider.distribution == DISTRIBUTION else provider
-        _imported[whole] = _Plugin(name, stranger, before | {name})
+        its_module = None if stranger is None else module
+        _imported[whole] = _Plugin(name, stranger, before | {name}, its_module)
 
 
 def blamed(error: BaseException) -> str | None:
@@ -189,13 +193,24 @@ def _short(file: Path) -> str:
 
 def _frames(at: TracebackType | None) -> Iterator[_Frame]:
     """The frames of the host and of plugins, the innermost first."""
-    every = []
+    every, beside = list[_Frame](), _files_beside()
     while at is not None:
-        every.append(at)
-        at = at.tb_next
-    for one in reversed(every):
-        code = one.tb_frame.f_code
+        code = at.tb_frame.f_code
         file = Path(code.co_filename).resolve()
-        found = next((_imported[path] for path in (file, *file.parents) if path in _imported), None)
-        if found is not None:
-            yield _Frame(found, file, f"{code.co_qualname} ({_short(file)}:{one.tb_lineno})")
+        whole = [_imported[path] for path in (file, *file.parents) if path in _imported]
+        if found := whole[:1] or beside.get(file, []):
+            callers = (one.plugin for one in reversed(every) if one.plugin in found)
+            place = f"{code.co_qualname} ({_short(file)}:{at.tb_lineno})"
+            every.append(_Frame(next(callers, found[0]), file, place))
+        at = at.tb_next
+    yield from reversed(every)
+
+
+def _files_beside() -> dict[Path, list[_Plugin]]:
+    """The files of plugins that are more than one file, with the plugins that import each."""
+    beside: dict[Path, list[_Plugin]] = {}
+    for plugin in _imported.values():
+        if plugin.module is not None and (found := files_of(plugin.module)) is not None:
+            for file in found.files:
+                beside.setdefault(file.resolve(), []).append(plugin)
+    return beside
