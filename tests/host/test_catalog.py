@@ -181,6 +181,23 @@ def test_a_path_whose_name_is_taken_is_named(site: Path, tmp_path: Path) -> None
         )
 
 
+def test_a_module_beside_a_plugin_is_not_taken_for_another_ones(site: Path, tmp_path: Path) -> None:
+    """A module of Python itself is the one meant, whatever lies there."""
+    for folder, name in (("one", "first_of_two"), ("two", "second_of_two")):
+        made = write_module(tmp_path / folder, name, "import json, beside_both\n" + POOLING)
+        (made / "__init__.py").rename(made.parent / f"{name}.py")
+        (made.parent / "json.py").touch()
+        (made.parent / "beside_both.py").touch()
+    names(Catalog(["./one/first_of_two.py"], tmp_path))
+    assert refused(["./two/second_of_two.py"], tmp_path) == (
+        "plugin './two/second_of_two.py' imports beside_both.py, which lies beside it, but in this "
+        f"process that name is taken by {tmp_path / 'one/beside_both.py'}. Rename "
+        f"{tmp_path / 'two/beside_both.py'} or the other one."
+    )
+    (tmp_path / "two/beside_both.py").unlink()
+    assert names(Catalog(["./two/second_of_two.py"], tmp_path)) == ["exact"]
+
+
 def test_a_plugin_named_twice_is_refused(site: Path, tmp_path: Path) -> None:
     write_distribution(site, "pkg-a", "1.0", "named_twice")
     message = refused(["named_twice", "named_twice"], tmp_path, RegistryError)

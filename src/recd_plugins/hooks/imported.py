@@ -22,6 +22,7 @@ from recd_plugins.errors import PluginError, nearest, shown
 from recd_plugins.hooks.blame import is_of_a_signal, line_on_import
 from recd_plugins.hooks.installed import installed_points, owners
 from recd_plugins.hooks.markers import PROJECT
+from recd_plugins.hooks.plugin_files import taken_by_others
 
 __all__ = ["Provider", "available", "imported"]
 
@@ -113,6 +114,11 @@ def _import_path(name: str, base: Path) -> ModuleType:
     # Through sys.path, and last on it: worker processes must find the module by its name.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+    if (taken := next(taken_by_others(file), None)) is not None and file == path:
+        raise PluginError(
+            f"plugin {name!r} imports {taken[0].name}, which lies beside it, but in this process "
+            f"that name is taken by {taken[1]}. Rename {taken[0]} or the other one."
+        )
     module = importlib.import_module(module_name)
     found = getattr(module, "__file__", None)  # what is built into Python has none
     if found is None or Path(found).resolve() != file:
