@@ -334,6 +334,28 @@ def test_a_slot_set_to_nothing_is_not_set(plugin: str) -> None:
     assert Registry.load({"plugins": None, "train": None, "topology": None}).plugins == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "written"), [("1.50", "1.5"), ("true", "true"), ("7", "7")], ids=str
+)
+def test_a_name_that_yaml_takes_for_another_value_is_to_be_quoted(
+    name: str, written: str, site: Path
+) -> None:
+    models = f"""
+@hookimpl
+def recd_model():
+    for name in ("[x", {name!r}):
+        yield ModelRecord(name=name, summary="A model.", config=Options, build=build)
+"""
+    write_module(site, "named_oddly", models)
+    registry = {"plugins": ["named_oddly"]}
+    assert Registry.load(registry, [f"model='{name}'"]).one("model").record.name == name
+    for key in ("model", "model.use"):
+        assert refused(registry, f"{key}={written}") == (
+            f"override '{key}={written}': {key}: {name} without quotes is no text in YAML: to name "
+            f"that record, write '{name}'."
+        )
+
+
 def test_a_topology_is_a_preset_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Registry.load({"topology": "local"}).topology == PRESETS["local"]
     assert Registry.load({"topology": {"host_memory_gb": 4}}).topology == Topology(host_memory_gb=4)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, get_args
 
 from recd_plugins.config import Config, option_path, parse, path_of
+from recd_plugins.config.yaml_text import read_yaml
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.schema_file import load_schema, options_of_schema
 from recd_plugins.describe import type_hints
@@ -266,11 +268,13 @@ def _choices(slot: str, value: Any, catalog: Catalog) -> Iterator[Choice]:
 def _choice(
     slot: str, value: Any, where: str, catalog: Catalog, features: tuple[str, ...] = ("*",)
 ) -> Choice:
+    known = [claim.record.name for claim in catalog.of(slot)]
+    _check_quoted(value, known, where)
     options = dict(_mapping({"use": value} if isinstance(value, str) else value, where))
     chosen = "use" in options
     use = options.pop("use", DEFAULT_USES.get(slot))
     if not isinstance(use, str):
-        known = [claim.record.name for claim in catalog.of(slot)]
+        _check_quoted(use, known, f"{where}.use")
         among = "" if chosen or not options else f", and is not among {listed(options, 8)}"
         hint = nearest(str(use or ""), known)
         raise RegistryError(f"`use` must name a record{among}; {hint}", where)
@@ -303,6 +307,23 @@ def _choice(
         where=where,
         features=features,
         others=others,
+    )
+
+
+def _check_quoted(value: Any, known: Sequence[str], where: str) -> None:
+    """Raises `RegistryError` for the name of a record that YAML takes for a number, or for true or
+    false."""
+    if not isinstance(value, int | float):
+        return
+    for name in known:
+        with suppress(RegistryError):  # a name that is no value of YAML
+            read = read_yaml(name, where).values
+            if type(read) is type(value) and read == value:
+                break
+    else:
+        return
+    raise RegistryError(
+        f"{name} without quotes is no text in YAML: to name that record, write '{name}'.", where
     )
 
 
