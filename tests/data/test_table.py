@@ -56,6 +56,14 @@ def test_chunks_of_any_size_become_even_stripes(tmp_path):
     assert rows.equals(chunk(25).cast(SCHEMA.in_files()))
 
 
+def test_chunks_may_be_record_batches_and_nothing_else(tmp_path):
+    table = write_table(tmp_path / "t", SCHEMA, (one for one in chunk(3).to_batches()))
+    assert table.num_rows == 3
+    for wrong, says in ((None, "None"), ({"label": [1]}, "a dict"), (3, "the int 3")):
+        with pytest.raises(DataError, match=rf"a chunk for .* is {says}, where it must be a pyarr"):
+            written(tmp_path / "u", wrong)
+
+
 def test_a_table_that_the_disk_has_no_room_for_leaves_nothing(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -29,7 +29,7 @@ from recd_plugins.data.parquet.left_out import LeavingOut
 from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table, check_columns
-from recd_plugins.errors import DataError, so_many
+from recd_plugins.errors import DataError, called, so_many
 from recd_plugins.storage.uri import Location, Uri, location_of
 
 __all__ = ["ChunkError", "TableWriter", "write_table"]
@@ -86,9 +86,15 @@ class TableWriter:
             shutil.rmtree(self._part, ignore_errors=True)
             self._part.mkdir(parents=True)
 
-    def write(self, chunk: pa.Table) -> None:
+    def write(self, chunk: pa.Table | pa.RecordBatch) -> None:
         """Add rows; raises for columns that do not fit the schema, nulls, and ids out of range."""
         where = f"a chunk for {self.folder}"
+        if isinstance(chunk, pa.RecordBatch):
+            chunk = pa.Table.from_batches([chunk])
+        if not isinstance(chunk, pa.Table):
+            raise ChunkError(
+                f"{where} is {called(chunk)}, where it must be a pyarrow.Table or a RecordBatch."
+            )
         try:
             check_columns(chunk.schema, self.schema, where, made=True)
             chunk = chunk.select(self._arrow.names)
@@ -195,7 +201,7 @@ def _clear(folder: Uri) -> None:
 def write_table(
     folder: str | Location,
     schema: Schema,
-    chunks: Iterable[pa.Table],
+    chunks: Iterable[pa.Table | pa.RecordBatch],
     *,
     progress: Progress = silent,
     total: int | None = None,
@@ -210,8 +216,8 @@ def write_table(
 
 
 def _reported(
-    chunks: Iterable[pa.Table], what: str, progress: Progress, total: int | None
-) -> Iterator[pa.Table]:
+    chunks: Iterable[pa.Table | pa.RecordBatch], what: str, progress: Progress, total: int | None
+) -> Iterator[pa.Table | pa.RecordBatch]:
     done = 0
     progress(what, done, total)
     for chunk in chunks:
