@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -902,11 +903,14 @@ def test_a_state_that_nobody_goes_on_from_is_refused_as_a_run_starts(tmp_path: P
             "left other parameters in the groups of `training.dense` than it found: [2, 1] instead",
         ),
         (lambda one: one.model(torch.ones(1, 1)), "calls the model. TorchRec's pipeline has alr"),
+        (lambda one: os.chdir("/"), "left the process in another folder than it found: / instead"),
     ],
 )
 def test_a_callback_leaves_what_steps_are_trained_by(
-    tmp_path: Path, leave: Callable[[Any], None], says: str
+    tmp_path: Path, leave: Callable[[Any], None], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # and back at the end
+
     class Leaves(Callback):
         def before_step(self, training: Training) -> None:
             leave(training)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,11 +149,14 @@ class Callbacks:
 
 def _run_state(training: Any = None, *_: Any) -> tuple[object, ...]:
     """What a callback must leave as it finds it: the model's mode, whether torch computes
-    gradients, the run's step, and how many parameters each group of the dense optimizer has."""
-    mode = getattr(getattr(training, "model", None), "training", None)
+    gradients, the run's step, how many parameters each group of the dense optimizer has, and the
+    folder that the process works in."""
+    mode, folder = getattr(getattr(training, "model", None), "training", None), ""
     groups = getattr(getattr(training, "dense", None), "param_groups", ())
     counts = [len(group["params"]) for group in groups]
-    return mode, torch.is_grad_enabled(), getattr(training, "step", None), counts
+    with suppress(OSError):  # it was removed
+        folder = os.getcwd()
+    return mode, torch.is_grad_enabled(), getattr(training, "step", None), counts, folder
 
 
 def _check_run_state(before: Sequence[object], after: Sequence[object], whose: str) -> None:
@@ -165,6 +169,7 @@ def _check_run_state(before: Sequence[object], after: Sequence[object], whose: s
             "other parameters in the groups of `training.dense`",
             "Set rates alone there; an `optimizer` record makes the groups.",
         ),
+        ("the process in another folder", "Put it back by `os.chdir`, or name whole paths."),
     )
     for (what, fix), was, now in zip(parts, before, after, strict=True):
         if now != was:
