@@ -163,6 +163,8 @@ class CountingConfig(Config):
     """Whether it keeps the latest gradients, in a list."""
     late: bool = False
     """Whether it makes a state in its third step."""
+    by_rank: bool = False
+    """Whether it keeps as many numbers as its rank's."""
 
 
 class Counting(torch.optim.Optimizer):
@@ -184,6 +186,8 @@ class Counting(torch.optim.Optimizer):
                 state["steps"] = state.get("steps", 0) + 1
                 if self._config.past:
                     state["past"] = [weight.grad.clone()]
+                if self._config.by_rank:
+                    state["ranks"] = torch.ones(1 + torch.distributed.get_rank())
                 if self._config.late and state["steps"] == 3:
                     state["late"] = weight.grad.clone()
                 mean = state.setdefault("mean", torch.zeros_like(weight))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_callbacks import OPTIMIZERS, registry, same, trained
 
-from recd_plugins.testing.gloo import GlooPool
+from recd_plugins.testing.gloo import GlooPool, RanksFailed
 from recd_plugins.trainer.checkpoints.files import checkpoint_of
 from recd_plugins.trainer.checkpoints.storage import JsonReader
 
@@ -119,6 +119,17 @@ def test_what_no_checkpoint_keeps_and_what_nobody_takes_is_said(
     values = made(tmp_path, optimizer=optimizer, steps=5)
     printed, _ = gloo_pool.run(said, values, True)[0]
     assert "optimizer.over.bias/late, optimizer.over.weight/late have no taker now" in printed
+
+
+def test_states_of_other_shapes_on_ranks_are_named_as_they_are_to_be_saved(
+    tmp_path: Path, gloo_pool: GlooPool
+) -> None:
+    says = (
+        r"optimizer: the state 'ranks' of \S+ has the shape \[1\] on rank 0 and \[2\] on rank 1, so"
+    )
+    with pytest.raises(RanksFailed, match=says):
+        gloo_pool.run(trained, made(tmp_path, optimizer={"use": "counting", "by_rank": True}))
+    assert not list(tmp_path.glob("run/checkpoints/step-*"))
 
 
 def test_the_states_of_tables_of_other_ranks_have_a_taker(

@@ -38,7 +38,11 @@ from recd_plugins.trainer.measure.forecast_meter import ForecastMeter
 from recd_plugins.trainer.measure.metrics import LabelMetrics
 from recd_plugins.trainer.measure.step_cost import CostMeter
 from recd_plugins.trainer.measure.step_profiler import StepProfiler
-from recd_plugins.trainer.ranks_alike import check_dense_alike, check_rates_alike
+from recd_plugins.trainer.ranks_alike import (
+    check_dense_alike,
+    check_rates_alike,
+    check_states_alike,
+)
 from recd_plugins.trainer.retiering import Retiering
 from recd_plugins.trainer.run_callbacks import Callbacks
 from recd_plugins.trainer.run_report import RunReport, defined
@@ -385,6 +389,7 @@ class Loop:
             raise self._divergence()
         training = self._training
         check_dense_alike(training.model, training.dense, training.device)
+        check_states_alike(training.model, training.dense)
         check_rates_alike(training.tables)
         self._call("on_checkpoint")
         states, so_far = self._callbacks.state_dict(), self._so_far()

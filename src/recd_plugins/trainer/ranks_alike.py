@@ -1,6 +1,6 @@
-"""Holds the ranks to the same dense parameters and the same learning rates of tables: they begin
-alike, and dense parameters are stepped by gradients that are summed over the ranks, so only a
-plugin can have them differ."""
+"""Holds the ranks to the same dense parameters, the same shapes of what their optimizer keeps, and
+the same learning rates of tables: they begin alike, and dense parameters are stepped by gradients
+that are summed over the ranks, so only a plugin can have them differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from recd_plugins.errors import PluginError, listed
 from recd_plugins.planning.together import on_every_rank
 
-__all__ = ["check_dense_alike", "check_rates_alike"]
+__all__ = ["check_dense_alike", "check_rates_alike", "check_states_alike"]
 
 ROUNDING = 1e-3
 """The share of a parameter's norm by which ranks may be apart: machines may round otherwise."""
@@ -45,6 +45,33 @@ def check_dense_alike(model: nn.Module, dense: torch.optim.Optimizer, device: to
             "or the model changes them otherwise on each rank: let no rank decide what is changed, "
             "and draw random numbers from a generator that is seeded alike on all ranks."
         )
+
+
+def check_states_alike(model: nn.Module, dense: torch.optim.Optimizer) -> None:
+    """`PluginError` on every rank if ranks have other shapes of what the dense optimizer keeps for
+    a parameter, of which a checkpoint holds one rank's; every rank calls it."""
+    if dist.get_world_size() == 1:
+        return
+    first: dict[str, tuple[int, list[int]]] = {}
+    for rank, shapes in enumerate(on_every_rank(lambda: _shapes(model, dense))):
+        for name, shape in shapes.items():
+            other, found = first.setdefault(name, (rank, shape))
+            if shape != found:
+                raise PluginError(
+                    f"optimizer: the state {name} has the shape {found} on rank {other} and "
+                    f"{shape} on rank {rank}, so that no checkpoint can have it: those hold one "
+                    "rank's for all. Let the optimizer keep the same of a parameter on all ranks."
+                )
+
+
+def _shapes(model: nn.Module, dense: torch.optim.Optimizer) -> dict[str, list[int]]:
+    """The shape of each tensor that the dense optimizer keeps for a parameter, by both names."""
+    return {
+        f"{key!r} of {name}": list(value.shape)
+        for name, one in model.named_parameters()
+        for key, value in dense.state.get(one, {}).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def check_rates_alike(tables: KeyedOptimizer) -> None:
