@@ -373,17 +373,24 @@ def test_stripes_that_some_ranks_could_not_read_are_left_out_by_all(
     assert found.rank(0)["loader"]["within"]["left_out"] == [1, 3]
 
 
-def test_no_checkpoint_is_written_from_which_no_run_would_go_on(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "there", ["checkpoints/step-00000002", "checkpoints/step-00000009", "metrics.jsonl"]
+)
+def test_no_checkpoint_is_written_into_a_folder_that_has_a_run(
+    folder: Path, tmp_path: Path, there: str
 ) -> None:
-    shutil.copytree(folder / "part", tmp_path / "later")
-    late = tmp_path / "later/checkpoints/step-00000009"
-    (tmp_path / "later/checkpoints/step-00000003").rename(late)
+    """It would go on from another run's checkpoint, or with another run's metrics."""
+    shutil.copytree(folder / "part", tmp_path / "other")
+    shutil.move(tmp_path / "other/checkpoints/step-00000003", tmp_path / "kept")
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / "other" / name).unlink()
+    (tmp_path / "other" / there).touch()
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
-        RegistryError, match=rf"{late} is there already and is later: `recd train --resume`"
+        RegistryError, match=rf"TO: {tmp_path}/other has a run already, since .*{there} is there"
     ):
-        reshard(folder / "two", tmp_path / "later", 1)
-    assert [one.name for one in late.parent.iterdir()] == [late.name]
+        reshard(folder / "two", tmp_path / "other", 1)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: GlooPool) -> None:
@@ -396,7 +403,9 @@ def test_the_command_says_what_goes_on_and_what_cannot(folder: Path, gloo_pool: 
     assert "step 3, for 1 rank (2 before) of 32 samples" in done.stdout
     assert "goes on with the start of epoch 1" in done.stdout
     assert "recd train --resume --ranks 1" in done.stdout
-    assert CliRunner().invoke(app, command).exit_code == 2  # it is there already
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 2
+    assert f"TO: {folder / 'one'} has a run already" in again.stderr
     with pytest.raises(DataError, match="holds no checkpoint"):
         reshard(folder, folder / "none", 2)
 

@@ -30,7 +30,7 @@ from recd_plugins.trainer.checkpoints.other_ranks import (
     for_ranks,
     shared_streams,
 )
-from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in, step_of
+from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 
 __all__ = ["reshard"]
 
@@ -54,14 +54,7 @@ def reshard(
     written = target / "checkpoints" / checkpoint.name
     part = written.with_suffix(".part")
     with _oserror_of(written), written_alone(part, written):
-        if written.exists():
-            raise RegistryError(f"{written} is there already. Name another folder, or remove it.")
-        latest = max(checkpoints_in(written.parent), key=step_of, default=written)
-        if step_of(latest) > step_of(written):
-            raise RegistryError(
-                f"{latest} is there already and is later: `recd train --resume` would go on from "
-                f"it, not from {written.name}. Name another folder, or remove it."
-            )
+        _check_has_no_run(target)
         shutil.rmtree(part, ignore_errors=True)
         try:
             part.mkdir(parents=True)
@@ -73,6 +66,17 @@ def reshard(
             shutil.rmtree(part, ignore_errors=True)
             raise
     return replace(found, checkpoint=written)
+
+
+def _check_has_no_run(target: Path) -> None:
+    """`RegistryError` if a folder has files of a run already, be it the one that is read."""
+    held = [target / name for name in ("metrics.jsonl", "summary.json")]
+    held += reversed(checkpoints_in(target / "checkpoints"))
+    if there := next((one for one in held if one.exists()), None):
+        raise RegistryError(
+            f"TO: {target} has a run already, since {there} is there: what is written would be "
+            "mixed with that run's metrics and checkpoints. Name another folder."
+        )
 
 
 @contextmanager
