@@ -9,18 +9,21 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import typer
 
+from recd_plugins.cli.main import printing
 from recd_plugins.cli.output_paths import check_makable, check_writable
 from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.arrow_file import write_arrow
 from recd_plugins.storage.lock_file import written_alone
+from recd_plugins.storage.whole_file import of_path
 from recd_plugins.trainer.run_folder import check_is_run, check_resumable, set_aside
 from recd_plugins.trainer.run_lock import RunLock, check_free
 
@@ -273,3 +276,18 @@ def test_a_folder_that_was_removed_while_somebody_was_in_it_is_a_message(
         with pytest.raises(typer.Exit), reported(debug=False):
             work()
         assert "was called has been removed. Go to another" in capsys.readouterr().err
+
+
+def test_what_cannot_be_printed_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether code that prints names the output or not."""
+    for named in (nullcontext(), of_path(Path("standard output"))):
+        with open("/dev/full", "w") as full:
+            monkeypatch.setattr("sys.stdout", full)
+            with pytest.raises(SystemExit) as ended, printing(), reported(debug=False), named:
+                print("a row", flush=True)
+        assert ended.value.code == 2
+        told = capsys.readouterr().err
+        assert told.startswith("error: what the command prints cannot be written: No space left")
+        assert told.count("error: ") == 1

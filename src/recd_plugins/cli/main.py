@@ -100,8 +100,8 @@ def printing() -> Iterator[None]:
         if not unread:
             what = os.strerror(error.errno or 0)
             print(
-                f"error: what the command prints cannot be written: {what}. Its files are there. "
-                "Free space on the disk of its output, or name another file.",
+                f"error: what the command prints cannot be written: {what}. Free space on the disk "
+                "of its output, or name another file.",
                 file=sys.stderr,
             )
         raise SystemExit(1 if unread else 2) from None

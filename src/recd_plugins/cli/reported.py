@@ -22,12 +22,13 @@ __all__ = ["reported", "reported_trial"]
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
     """Print an error that a user can fix as one message, and exit with code 2. So does what a
-    plugin ends the process with, which would else be the command's own end: success, or Ctrl-C."""
+    plugin ends the process with, which would else be the command's own end: success, or Ctrl-C.
+    That the output cannot be written, the command line says as it ends."""
     try:
         yield
     except BaseException as error:
         message = _message(error)
-        if message is None:
+        if message is None or (isinstance(error, OSError) and _cannot_print()):
             raise
         if debug:
             traceback.print_exc()
@@ -78,6 +79,15 @@ def _message(error: BaseException) -> str | None:
     if is_of_memory(error):
         return f"there is not enough memory for what was asked{f' ({why})' if why else ''}. {cure}"
     return f"{why.partition('. ')[0]}. {cure}"
+
+
+def _cannot_print() -> bool:
+    """Whether standard output takes no more of what was printed to it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _missing_folder(error: FileNotFoundError) -> str:
