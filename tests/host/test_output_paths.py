@@ -276,6 +276,8 @@ def test_a_folder_that_was_removed_while_somebody_was_in_it_is_a_message(
         with pytest.raises(typer.Exit), reported(debug=False):
             work()
         assert "was called has been removed. Go to another" in capsys.readouterr().err
+    with pytest.raises(typer.Exit), reported(debug=False):
+        pytest.fail("a command begins, and imports torch, which ends the process here")
 
 
 def test_what_cannot_be_printed_is_one_message(

@@ -13,6 +13,7 @@ import typer
 from recd_plugins.cli.ended_by_signals import ended_by_signals
 from recd_plugins.cli.few_addresses import warn_of_few_addresses
 from recd_plugins.cli.options import REGISTRY, AsJson, Debug, RegistryFile
+from recd_plugins.cli.reported import reported
 from recd_plugins.errors import RecdError, RegistryError, shortened, so_many
 
 __all__ = ["doctor"]
@@ -53,7 +54,7 @@ def doctor(
         "collectives": lambda: _collectives(ranks),
         "registry": lambda: _registry(registry),
     }
-    with ended_by_signals():
+    with reported(debug), ended_by_signals():
         found = {name: _tried(check, debug) for name, check in checks.items()}
     well = all(fit for fit, _ in found.values())
     if as_json:

@@ -25,6 +25,7 @@ def reported(debug: bool) -> Iterator[None]:
     plugin ends the process with, which would else be the command's own end: success, or Ctrl-C.
     That the output cannot be written, the command line says as it ends."""
     try:
+        os.getcwd()  # torch's libraries would end the process without a word of what is missing
         yield
     except BaseException as error:
         message = _message(error)
