@@ -469,7 +469,7 @@ def test_the_first_signal_is_passed_on_and_ranks_stop_by_themselves(
     send(number, both("ready-{}"))
     assert launch(program(ANSWERS), 2, threads=1) is None
     assert written_by(0) == written_by(1) == {"got": "SIGINT"}
-    assert "stopping after this step; once more to kill" in capfd.readouterr().err
+    assert "stopping after this step; a Ctrl-C from now on kills" in capfd.readouterr().err
     assert signal.getsignal(number) is before
 
 

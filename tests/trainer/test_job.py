@@ -130,7 +130,7 @@ def test_ctrl_c_saves_and_resumes_bit_for_bit(folder: Path, uninterrupted: str) 
     wait_for_step(folder, "runs/stopped", 5, job)
     job.send_signal(signal.SIGINT)
     out, err = printed(job.done())
-    assert "stopping after this step; once more to kill" in err
+    assert "stopping after this step; a Ctrl-C from now on kills" in err
     assert "`recd train --resume` goes on" in out
     stopped = latest_checkpoint(folder / "runs/stopped")
     assert f"stopped after step {stopped} of 100000" in out

@@ -87,7 +87,7 @@ class Failure:
         )
 
 
-STOPPING = "stopping after this step; once more to kill"
+STOPPING = "stopping after this step; a Ctrl-C from now on kills"
 
 
 def launch(
