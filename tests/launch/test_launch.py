@@ -570,6 +570,29 @@ def test_a_rank_that_ends_by_a_signal_to_it_alone_stops_the_job(
     assert printed == f"stopped by {by} to rank 1; there was nothing to save yet\n"
 
 
+def test_a_job_whose_output_nobody_reads_is_not_stopped_by_a_signal_of_its_own(
+    launch: Launch, program: Callable[[str], list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """While it starts: rank 0 sends it to itself, and would save a checkpoint later."""
+    command = program(
+        "from recd_plugins.cli.standard_streams import stop_when_unread\n"
+        "stop_when_unread()\nprint('a line')\ntime.sleep(600)"
+    )
+    ours, theirs = os.pipe()
+    os.close(ours)
+    before = os.dup(1)
+    os.dup2(theirs, 1)
+    try:
+        with pytest.raises(BrokenPipeError):
+            launch(command, 2, threads=1)
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(theirs)
+    told = "stopped, since nobody reads what the job prints; there was nothing to save yet\n"
+    assert capfd.readouterr().err == told
+
+
 def test_ranks_answer_a_signal_that_their_launcher_ignored(
     launch: Launch,
     program: Callable[[str], list[str]],

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -88,6 +90,7 @@ class Failure:
 
 
 STOPPING = "stopping after this step; a Ctrl-C from now on kills"
+UNREAD = "stopped, since nobody reads what the job prints; there was nothing to save yet"
 
 
 def launch(
@@ -108,7 +111,8 @@ def launch(
     end this process) is passed on, so that all ranks stop after the same step, and `stopping` is
     printed; a Ctrl-C after it kills them. A SIGHUP ends this process once the ranks have ended. If
     the first one ends the ranks, because they have not come to where they stop by themselves,
-    KeyboardInterrupt is raised; also if a rank ends by one that was sent only to that rank. `quiet`
+    KeyboardInterrupt is raised; also if a rank ends by one that was sent only to that rank, but
+    BrokenPipeError if nobody reads what rank 0 prints any more, since that is why it ends. `quiet`
     keeps rank 0's lines too, except for notices, which go to standard error at the end. Ranks are
     forked from `server`, if there is one; else each is an interpreter of its own. A rank that has
     been stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0, since it
@@ -137,9 +141,10 @@ def launch(
                 processes[-1].start(command, shared | place(rank), ours, server)
             failure = _wait(processes, store, stopped_for)
             if failure is not None and (stopped := _stopped(processes, failure, asked.is_set())):
+                unread = not quiet and not asked.is_set() and _is_unread(1)
                 with contextlib.suppress(OSError):
-                    print(stopped, file=sys.stderr, flush=True)
-                raise KeyboardInterrupt
+                    print(UNREAD if unread else stopped, file=sys.stderr, flush=True)
+                raise BrokenPipeError if unread else KeyboardInterrupt
             if trial and asked.is_set():
                 raise KeyboardInterrupt
             if quiet and failure is None:
@@ -254,6 +259,13 @@ def _stopped(processes: Sequence[_Rank], failure: Failure, asked: bool) -> str:
         by = "Ctrl-C" if ctrl_c else signal.Signals(-failure.code).name
         return f"stopped by {by} to rank {failure.rank}; there was nothing to save yet"
     return ""
+
+
+def _is_unread(file: int) -> bool:
+    """Whether an open file is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(file, 0)
+    return stat.S_ISFIFO(os.fstat(file).st_mode) and bool(poll.poll(0))
 
 
 def _interrupted(code: int | None) -> bool:
