@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 HOST = "127.0.0.1"
+LAST_PORT = 2**16 - 1
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable with which ranks join the store of whoever started them: torchrun's, or ours."""
@@ -103,12 +104,13 @@ def check_rank() -> None:
         text = os.environ.get(name)
         if text is None and name == "LOCAL_WORLD_SIZE":
             continue  # older launchers know none
-        if text is None or not (text.isascii() and text.isdigit()):
+        most = LAST_PORT if name == "MASTER_PORT" else 2**31 - 1
+        if text is None or re.fullmatch("[0-9]{1,10}", text) is None or int(text) > most:
+            what = f"is {shown(text)}, no number from 0 to {most}" if text else "is not set"
             raise CapabilityError(
-                f"RANK is set, so this is one rank of a job, but {name} "
-                f"{'is not set' if text is None else f'is {shown(text)}, no number'}. Start ranks "
-                "with torchrun, which sets all that they need; or unset RANK, and the ranks of "
-                "this machine are started here."
+                f"RANK is set, so this is one rank of a job, but {name} {what}. Start ranks with "
+                "torchrun, which sets all that they need; or unset RANK, and the ranks of this "
+                "machine are started here."
             )
     for number, of in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if of in os.environ and int(os.environ[number]) >= int(os.environ[of]):
