@@ -146,10 +146,11 @@ CURES_BY_WORDS = {
     "can't start new thread": MORE_PROCESSES,
     "Failed to launch worker thread": MORE_PROCESSES,
     "Too many open files": MORE_FILES,
+    "Failed to init uv loop": MORE_FILES,
     "Symlink loop from": ANOTHER_PATH,
 }
 """The same for such as have words alone: Python's and Arrow's of threads, torch's of its
-workers, and of Python before 3.13 what `Path.resolve` says."""
+workers and of the store at which ranks meet, and of Python before 3.13 what `Path.resolve` says."""
 
 
 def cure_of(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import typer
+from torch.distributed import DistStoreError
 
 from recd_plugins.cli.main import printing
 from recd_plugins.cli.output_paths import check_makable, check_writable
@@ -249,6 +250,7 @@ def test_what_the_system_refuses_is_a_message(
         (OSError(errno.ENOMEM, ""), "Cannot allocate memory. Ask for fewer"),
         (RuntimeError("can't start new thread"), "can't start new thread.*`ulimit -u`"),
         (RuntimeError("Too many open files. Ask elsewhere"), "Too many open files. Have the sys"),
+        (DistStoreError("Failed to init uv loop"), "Failed to init uv loop. .*open more files"),
         (
             FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/no']"),
             r"No usable temporary directory found in \['/no'\]. Let TMPDIR name",
