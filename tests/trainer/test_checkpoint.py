@@ -533,8 +533,10 @@ def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
     message = gloo_pool.run(run, str(folder), options, True)[1]
     assert isinstance(message, str)
     assert "step-00000010/job.json: cannot be read" in message
-    assert "remove its folder, and --resume takes the one before" in message
-    assert "train.on_damaged=go_back" in message
+    advice = "and the one before is taken; `recd train --resume train.on_damaged=go_back` does so"
+    assert f"The checkpoint is damaged: remove its folder, {advice} by itself." in message
+    with pytest.raises(DataError, match=advice):
+        reshard(folder / "run", folder / "other", 1)
     options.append("train.on_damaged=go_back")
     again = gloo_pool.run(run, str(folder), options, True)[0]
     assert isinstance(again, dict)

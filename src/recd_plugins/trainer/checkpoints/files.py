@@ -119,8 +119,8 @@ def damaged_file(file: Path, why: str) -> DataError:
     step = step_of(file.parent)
     if any(step_of(one) < step for one in checkpoints_in(file.parent.parent)):
         cure = (
-            "remove its folder, and --resume takes the one before; with train.on_damaged=go_back "
-            "it does so by itself"
+            "remove its folder, and the one before is taken; `recd train --resume "
+            "train.on_damaged=go_back` does so by itself"
         )
     else:
         cure = "none is there before it, so restore the file from a copy, or train anew"
