@@ -41,6 +41,7 @@ from recd_plugins.trainer.checkpoints.files import (
     read_digest,
     write_digest,
 )
+from recd_plugins.trainer.checkpoints.registry_before import check_registry
 from recd_plugins.trainer.checkpoints.reshard import reshard
 from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in
 
@@ -210,7 +211,7 @@ def test_a_run_with_other_choices_is_refused(runs: Path, folder: Path, gloo_pool
     for override, world_size, says in (
         ("train.batch_size=16", 2, "was made with train.batch_size=32, now it is 16"),
         ("model.embedding_dim=16", 2, "was made with `model: "),
-        ("train.optimizer.tables=sgd", 2, "was made with train.optimizer="),
+        ("train.optimizer.tables=sgd", 2, "was made with train.optimizer.tables="),
         (
             "train.steps=10",
             1,
@@ -221,6 +222,33 @@ def test_a_run_with_other_choices_is_refused(runs: Path, folder: Path, gloo_pool
         assert isinstance(found[0], str)
         assert found[0].startswith(RegistryError.__name__)
         assert says in found[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says", "back"),
+    [
+        ({}, {"train": {"seed": 5}}, "with train.seed=0, now it is 5", {"train": {"seed": 0}}),
+        (
+            {"train": {"optimizer": {"dense": "sgd"}}},
+            {},
+            'with train.optimizer.dense="sgd", now it is "adam". Change it back',
+            {"train": {"optimizer": {"dense": "sgd", "tables": "rowwise_adagrad"}}},
+        ),
+        ({}, {"reader": "local"}, 'with no `reader`, but .* `reader: "local"`. Take it out', {}),
+        (
+            {"dedup": "exact"},
+            {},
+            'with `dedup: "exact"`.* has no `dedup`. Put it',
+            {"dedup": "exact"},
+        ),
+    ],
+)
+def test_what_goes_back_to_a_default_is_said_so_that_it_can_be_done(
+    before: dict[str, Any], now: dict[str, Any], says: str, back: dict[str, Any]
+) -> None:
+    with pytest.raises(RegistryError, match=f"step-5: was made {says}"):
+        check_registry(Path("step-5"), before, now, ())
+    check_registry(Path("step-5"), before, back, ())
 
 
 def written_before(checkpoint: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import RegistryError, so_many
-from recd_plugins.registry.settings import OptimizerSettings
+from recd_plugins.registry.settings import OptimizerSettings, TrainSettings
 from recd_plugins.trainer.checkpoints.optimizer_numbers import RateOf
 
 __all__ = [
@@ -46,24 +47,38 @@ def check_registry(
     `join.table`."""
     for key in SAME:
         if _decides(key, before, free) != _decides(key, now, free):
+            cure = "Change it back" if now.get(key) is not None else "Put it back"
+            cure = "Take it out" if before.get(key) is None else cure
             raise RegistryError(
-                f"{path}: was made with `{key}: {json.dumps(before.get(key))}`, but the registry "
-                f"now says {json.dumps(now.get(key))}. Change it back to resume, or start a new "
-                "run in another folder (train.run=...)."
+                f"{path}: was made with {_named(key, before)}, but the registry now has "
+                f"{_named(key, now)}. {cure} to resume, or start a new run in another folder "
+                "(train.run=...)."
             )
-    for key in ("batch_size", "seed", "optimizer"):
-        old, new = (r.get("train", {}).get(key) for r in (before, now))
-        if key == "optimizer":
-            old, new = (
-                {name: value for name, value in (one or {}).items() if name not in RATES}
-                for one in (old, new)
-            )
-        if old != new:
+    held, holds = _held(before), _held(now)
+    for key in held | holds:
+        if held.get(key) != holds.get(key):
             raise RegistryError(
-                f"{path}: was made with train.{key}={json.dumps(old)}, now it is "
-                f"{json.dumps(new)}. Change it back to resume, or start a new run in another "
-                "folder (train.run=...)."
+                f"{path}: was made with train.{key}={json.dumps(held.get(key))}, now it is "
+                f"{json.dumps(holds.get(key))}. Change it back to resume, or start a new run in "
+                "another folder (train.run=...)."
             )
+
+
+def _named(key: str, registry: Mapping[str, Any]) -> str:
+    """A key of a registry with its value, in words."""
+    value = registry.get(key)
+    return f"no `{key}`" if value is None else f"`{key}: {json.dumps(value)}`"
+
+
+def _held(registry: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `train` that may not change, with the defaults of those that are not named."""
+    settings = TrainSettings()
+    named = registry.get("train") or {}
+    optimizer = asdict(settings.optimizer) | dict(named.get("optimizer") or {})
+    return {
+        **{name: named.get(name, getattr(settings, name)) for name in ("batch_size", "seed")},
+        **{f"optimizer.{name}": one for name, one in optimizer.items() if name not in RATES},
+    }
 
 
 def _decides(key: str, registry: Mapping[str, Any], free: Collection[str]) -> Any:
