@@ -211,6 +211,7 @@ def test_a_run_with_other_choices_is_refused(runs: Path, folder: Path, gloo_pool
     for override, world_size, says in (
         ("train.batch_size=16", 2, "was made with train.batch_size=32, now it is 16"),
         ("model.embedding_dim=16", 2, "was made with `model: "),
+        ("dataset.samples=2048", 2, "was made with `dataset: "),
         ("train.optimizer.tables=sgd", 2, "was made with train.optimizer.tables="),
         (
             "train.steps=10",

@@ -112,6 +112,11 @@ def _resumed(
     saved = read_job(latest)
     stack, other = _on_ranks_there_are(stack, latest) if restarted else (stack, None)
     settings = stack.registry.train
+    # Another registry may name other files: it is what differs. Whether files of other places are
+    # the same shows once they are there.
+    anywhere = _checkpoints(stack, None, stack.registry.one("dataset").places)
+    with naming_version(saved):
+        anywhere.check_made_alike(latest, other)
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)
     watchdog.mark("the data", starting=True)

@@ -325,15 +325,21 @@ class Checkpoints:
             "run trains on without such a checkpoint."
         )
 
+    def check_made_alike(self, path: Path, other: OtherRanks | None = None) -> Mapping[str, Any]:
+        """`RegistryError` if another registry, or another number of ranks, made a checkpoint;
+        returns its job.json. `other`: the checkpoint as these ranks see it, if other ranks made it."""
+        saved = other.job if other else read_job(path)
+        check_ranks(path, saved["world_size"], dist.get_world_size())
+        check_registry(path, saved["registry"], self._registry, self._free)
+        return saved
+
     def load(self, job: Job, path: Path, other: OtherRanks | None = None) -> ReachedState:
         """Fill model and optimizers; returns the state from which the run goes on.
 
         `other`: the checkpoint as these ranks see it, if other ranks made it.
         """
-        saved = other.job if other else read_job(path)
+        saved = self.check_made_alike(path, other)
         before, now = saved["registry"], self._registry
-        check_ranks(path, saved["world_size"], dist.get_world_size())
-        check_registry(path, before, now, self._free)
         mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
         numbers = saved["optimizers"]
         reader = JsonReader(path)
