@@ -106,7 +106,6 @@ REFUSED = frozenset(
         errno.EROFS,
         errno.ENOSPC,
         errno.EDQUOT,
-        errno.EFBIG,
         errno.ENOTDIR,
         errno.EISDIR,
         errno.EEXIST,
@@ -122,6 +121,10 @@ REFUSED = frozenset(
 OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory")
 """The words of torch's RuntimeErrors for it."""
 ANOTHER_PATH = "Name another path, or check its permissions and the free space on its disk."
+LARGER_FILES = (
+    "Have the system let a process write larger files (`ulimit -f unlimited`, or what limits a "
+    "container or a job here), or name a path on a disk that takes them."
+)
 MORE_FILES = (
     "Have the system let a process open more files (`ulimit -n 4096`, or what limits a container "
     "or a job here), or take fewer ranks and workers."
@@ -136,6 +139,7 @@ MORE_MEMORY = (
 )
 CURES = {
     **dict.fromkeys(REFUSED, ANOTHER_PATH),
+    errno.EFBIG: LARGER_FILES,
     errno.EMFILE: MORE_FILES,
     errno.ENFILE: MORE_FILES,
     errno.EAGAIN: MORE_PROCESSES,

@@ -246,6 +246,7 @@ def test_what_the_system_refuses_is_a_message(
             OSError(errno.EMFILE, "Too many open files", "t/a"),
             "t/a: Too many open files.*ulimit -n",
         ),
+        (OSError(errno.EFBIG, "File too large", "t/a"), "t/a: File too large. .*`ulimit -f "),
         (BlockingIOError(errno.EAGAIN, ""), "Resource temporarily unavailable.*`ulimit -u`"),
         (OSError(errno.ENOMEM, ""), "Cannot allocate memory. Ask for fewer"),
         (RuntimeError("can't start new thread"), "can't start new thread.*`ulimit -u`"),

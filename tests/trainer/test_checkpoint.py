@@ -584,33 +584,48 @@ def test_a_run_goes_back_to_the_checkpoint_before_if_it_may(
     assert "step-00000006/digest.json: cannot be read" in message  # none is left
 
 
-def run_on_a_full_disk(folder: str, overrides: list[str], rank: int) -> dict[str, Any] | str:
-    """On a rank: `run`, where `rank` may write no file of more than 200,000 bytes. What it prints
-    would go behind what its process has printed before, in a file of any size."""
-    full, printed = dist.get_rank() == rank, io.StringIO()
-    with (
-        redirect_stdout(printed),
-        redirect_stderr(printed),
-        files_of_at_most(200_000) if full else nullcontext(),
-    ):
+def run_on_a_full_disk(
+    folder: str, overrides: list[str], rank: int, code: int
+) -> dict[str, Any] | str:
+    """On a rank: `run`, where `rank` may write no file of more than 200,000 bytes, or for another
+    `code` finds no room for its own file. What it prints would go behind what its process has
+    printed before, in a file of any size."""
+    printed = io.StringIO()
+    disk = (
+        nullcontext()
+        if dist.get_rank() != rank
+        else files_of_at_most(200_000)
+        if code == errno.EFBIG
+        else mock.patch(
+            f"{Checkpoints.__module__}.write_json", side_effect=OSError(code, "no room")
+        )
+    )
+    with redirect_stdout(printed), redirect_stderr(printed), disk:
         return run(folder, overrides, True)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "code", "says"),
+    [
+        (0, errno.EFBIG, "in larger files than the system lets this process write (`ulimit -f`)"),
+        (1, errno.EFBIG, "is whole: raise that limit, and `recd train --resume` goes on from it."),
+        (1, errno.ENOSPC, "MiB are free on this disk"),
+    ],
+)
 def test_a_checkpoint_without_room_is_an_error_or_left_out(
-    rank: int, runs: Path, folder: Path, gloo_pool: GlooPool
+    rank: int, code: int, says: str, runs: Path, folder: Path, gloo_pool: GlooPool
 ) -> None:
     gloo_pool.run(run, str(folder), [*SHORT, "train.steps=3"])
     checkpoints = folder / "run/checkpoints"
-    for message in gloo_pool.run(run_on_a_full_disk, str(folder), SHORT, rank):
+    for message in gloo_pool.run(run_on_a_full_disk, str(folder), SHORT, rank, code):
         assert isinstance(message, str)
         assert f"{checkpoints}/step-00000005: there is no room for the checkpoint" in message
-        assert "MiB are free on this disk" in message
+        assert says in message
         assert f"The checkpoint before, {checkpoints}/step-00000003, is whole" in message
         assert "train.on_full=go_on" in message
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000003"]
     options = [*SHORT, "train.on_full=go_on"]
-    summary = gloo_pool.run(run_on_a_full_disk, str(folder), options, rank)[0]
+    summary = gloo_pool.run(run_on_a_full_disk, str(folder), options, rank, code)[0]
     assert isinstance(summary, dict)
     assert (summary["step"], summary["unsaved"]) == (10, [5, 10])
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000003"]

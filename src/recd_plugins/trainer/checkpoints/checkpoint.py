@@ -312,17 +312,20 @@ class Checkpoints:
         dist.barrier()
         before = self.latest()
         free = shutil.disk_usage(self._folder if self._folder.exists() else Path()).free
+        room, cure = f"and {free / 2**20:,.1f} MiB are free on this disk", "make room"
+        if why.errno == errno.EFBIG:
+            room = "in larger files than the system lets this process write (`ulimit -f`)"
+            cure = "raise that limit"
         goes_on = (
-            f"The checkpoint before, {before}, is whole: make room, and `recd train --resume` goes "
-            "on from it"
+            f"The checkpoint before, {before}, is whole: {cure}, and `recd train --resume` goes on "
+            "from it"
             if before
-            else "There is none before it: make room, and train anew"
+            else f"There is none before it: {cure}, and train anew"
         )
         return DiskFullError(
             f"{part.with_suffix('')}: there is no room for the checkpoint of step {step} "
-            f"({why.strerror}): its tensors take {needed / 2**20:,.1f} MiB, and "
-            f"{free / 2**20:,.1f} MiB are free on this disk. {goes_on}. With train.on_full=go_on a "
-            "run trains on without such a checkpoint."
+            f"({why.strerror}): its tensors take {needed / 2**20:,.1f} MiB, {room}. {goes_on}. "
+            "With train.on_full=go_on a run trains on without such a checkpoint."
         )
 
     def check_made_alike(self, path: Path, other: OtherRanks | None = None) -> Mapping[str, Any]:
