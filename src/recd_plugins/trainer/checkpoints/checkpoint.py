@@ -329,8 +329,10 @@ class Checkpoints:
         )
 
     def check_made_alike(self, path: Path, other: OtherRanks | None = None) -> Mapping[str, Any]:
-        """`RegistryError` if another registry, or another number of ranks, made a checkpoint;
-        returns its job.json. `other`: the checkpoint as these ranks see it, if other ranks made it."""
+        """`RegistryError` if another registry, or another number of ranks, made a checkpoint.
+
+        Returns its job.json. `other`: the checkpoint as these ranks see it, if other ranks made it.
+        """
         saved = other.job if other else read_job(path)
         check_ranks(path, saved["world_size"], dist.get_world_size())
         check_registry(path, saved["registry"], self._registry, self._free)
