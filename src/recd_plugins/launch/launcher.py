@@ -262,10 +262,14 @@ def _stopped(processes: Sequence[_Rank], failure: Failure, asked: bool) -> str:
 
 
 def _is_unread(file: int) -> bool:
-    """Whether an open file is a pipe that nobody reads any more."""
+    """Whether a file is a pipe that nobody reads any more; one that was closed is none."""
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(file).st_mode)
+    except OSError:
+        return False
     poll = select.poll()
     poll.register(file, 0)
-    return stat.S_ISFIFO(os.fstat(file).st_mode) and bool(poll.poll(0))
+    return is_pipe and bool(poll.poll(0))
 
 
 def _interrupted(code: int | None) -> bool:
