@@ -18,8 +18,11 @@ from recd_plugins.data.importing.proposing import feature_columns, leaks
 from recd_plugins.data.importing.proposing.label_columns import answer_in
 from recd_plugins.data.importing.proposing.proposal import propose
 from recd_plugins.data.importing.reading import blocks
+from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
+from recd_plugins.data.table import Table
+from recd_plugins.errors import DataError
 
 ROWS = 60
 IDS = [one % 7 for one in range(ROWS)]
@@ -105,6 +108,68 @@ def test_uuids_and_texts_of_json_are_ids_by_their_values(tmp_path: Path) -> None
     shown = json.loads(recd("data", "schema", tmp_path / "in", "--json"))
     assert [one["name"] for one in shown["schema"]["sparse"]] == ["key", "keys"]
     assert "note: objects or lists as a program printed them" in "".join(shown["doubts"])
+
+
+FIRST, LAST, STANDS, FILL = (1_600_000_000 + one for one in range(4))
+
+
+@pytest.mark.parametrize("key", ["session_id", "timestamp"])
+@pytest.mark.parametrize("own", ["empty", {"value": FILL}, "drop", "error"])
+@pytest.mark.parametrize("whole", [{"value": STANDS}, "drop", None])
+def test_a_column_of_a_key_and_a_feature_has_nulls_of_each(
+    tmp_path: Path, key: str, own: Any, whole: Any
+) -> None:
+    """What the schema says of the session or the time, and what the entry says of the feature;
+    either may leave the row out, and what an error advises may be written as it is."""
+    table, file, made = tmp_path / "a.parquet", tmp_path / "made.yaml", tmp_path / "made"
+    pq.write_table(pa.table({"label": [0, 1, 1], "c": [FIRST, None, LAST]}), table)
+    entry = {"name": "c", "num_ids": 2_000_000_000, "nulls": own}
+    schema: dict[str, Any] = {key: "c", "timestamp_unit": "s", "sparse": [entry]}
+    if whole is not None:
+        schema["nulls"] = {"c": whole}
+    schema_file(schema, made)
+    if "drop" not in (own, whole) and (whole is None or own == "error"):
+        words = (table, "--schema", file)
+        checked = " ".join(recd("data", "check", *words, fails=1).split())
+        said = " ".join(recd("data", "import", *(table, made, *words[1:]), fails=2).split())
+        assert ("`nulls: {c: {value: 0}}` or `nulls: {c: drop}` in" in checked) == (whole is None)
+        assert ("`nulls: {c: {value: 0}}` or `{c: drop}`" in said) == (whole is None)
+        schema["nulls"] = {"c": {"value": STANDS}}
+        entry["nulls"] = {"value": FILL} if own == "error" else own
+    unit = 1 if key == "session_id" else 1_000
+    rows = [
+        {"label": 0, "c_key": FIRST * unit, "c": [FIRST]},
+        {"label": 1, "c_key": STANDS * unit, "c": [] if own == "empty" else [FILL]},
+        {"label": 1, "c_key": LAST * unit, "c": [LAST]},
+    ]
+    if "drop" not in (own, whole):
+        assert rows_both_ways(table, schema, made) == rows
+        return
+    assert "no problem" in recd("data", "check", table, "--schema", file)
+    said = recd("data", "import", table, made, "--schema", file)
+    assert "left out: 1 row without c\n" in said
+    assert rows_of(made).to_pylist() == [rows[0], rows[2]]
+    with pytest.raises(DataError, match="drops rows with nulls in c, "):
+        Table.open(table, load_schema(file))
+
+
+def test_nulls_of_a_part_of_a_session_that_is_a_feature_too(tmp_path: Path) -> None:
+    """The session of a row without `c` is that of one whose `c` is the value; and it stays where a
+    dataset is without the feature."""
+    table = tmp_path / "a.parquet"
+    columns = {"label": [0, 1, 1], "u": [1, 1, 2], "c": ["none", None, "x"]}
+    pq.write_table(pa.table(columns), table)
+    schema = {
+        "session_id": ["u", "c"],
+        "sparse": [{"name": "u", "num_ids": 9}, {"name": "c", "num_ids": 99, "ids": "hash"}],
+        "nulls": {"c": {"value": "none"}},
+    }
+    first, second, third = rows_both_ways(table, schema, tmp_path / "made")
+    assert first["session_id"] == second["session_id"] != third["session_id"]
+    assert [len(one["c"]) for one in (first, second, third)] == [1, 0, 1]
+    without = load_schema(tmp_path / "made.yaml").having(["u"])
+    rows = Table.open(table, without)
+    assert rows.read(rows.stripes[0])["session_id"].to_pylist()[1] == first["session_id"]
 
 
 def test_nulls_among_folders_and_what_lies_beside_files(tmp_path: Path) -> None:

@@ -159,7 +159,9 @@ class ForeignSchema(Config):
     """The columns with ids."""
     nulls: Mapping[str, Nulls] = field(default_factory=dict)
     """For a column without an entry of its own (the session, the time, the weight, a plain label or
-    dense column), what becomes of its nulls. By default nulls are errors."""
+    dense column), what becomes of its nulls. By default nulls are errors. Of a column of the
+    session or of the time that is a feature too, this says it of the session or the time, and the
+    entry of the feature."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,6 +184,12 @@ class ForeignSchema(Config):
         if self.session_id is None:
             return ()
         return (self.session_id,) if isinstance(self.session_id, str) else self.session_id
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the session and of the time."""
+        times = () if self.timestamp is None else (self.timestamp,)
+        return (*self.session_columns, *times)
 
     @property
     def hashed(self) -> tuple[str, ...]:
@@ -209,10 +217,8 @@ class ForeignSchema(Config):
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """Every column of the files that is read, each once."""
-        times = () if self.timestamp is None else (self.timestamp,)
         names = (
-            *self.session_columns,
-            *times,
+            *self.keys,
             *self._floats,
             *(source for feature in self.sparse for source in feature.sources),
         )
@@ -221,8 +227,14 @@ class ForeignSchema(Config):
     @cached_property
     def drops(self) -> tuple[str, ...]:
         """The columns in which a null drops the row."""
-        own: dict[str, Nulls] = {one.name: one.nulls for one in self._entries()}
-        return tuple(name for name, nulls in {**own, **self.nulls}.items() if nulls == "drop")
+        own = ((one.name, one.nulls) for one in self._entries())
+        each = (*own, *self.nulls.items())
+        return tuple(dict.fromkeys(name for name, nulls in each if nulls == "drop"))
+
+    def key_nulls(self, name: str) -> Nulls:
+        """What becomes of a null of the session or the time in this column of theirs. If its entry
+        as a feature drops the row, no null is left."""
+        return self.nulls.get(name, "drop" if name in self.drops else "error")
 
     @cached_property
     def vocabularies(self) -> tuple[Location, ...]:
@@ -302,7 +314,11 @@ class ForeignSchema(Config):
                 one for one in self.dense if (one if isinstance(one, str) else one.name) not in gone
             ),
             sparse=tuple(feature for feature in self.sparse if feature.name not in gone),
-            nulls={name: nulls for name, nulls in self.nulls.items() if name not in gone},
+            nulls={
+                name: nulls
+                for name, nulls in self.nulls.items()
+                if name not in gone or name in self.keys
+            },
         )
 
     def feature(self, name: str) -> ForeignFeature:
@@ -332,8 +348,7 @@ class ForeignSchema(Config):
 
     def _check_nulls(self) -> None:
         entries = {one.name for one in self._entries()}
-        times = () if self.timestamp is None else (self.timestamp,)
-        plain = {*self.session_columns, *times, *self._floats} - entries
+        plain = {*self.keys, *({*self._floats} - entries)}
         for name in self.nulls:
             if name not in plain:
                 hint = (

@@ -327,19 +327,19 @@ class ScoreRole(FeatureRole):
 
 def roles_of(schema: ForeignSchema, in_range: Collection[str] = ()) -> Mapping[str, Role]:
     """Each conformed column, in order, and what it is made of."""
-    whole, plain = schema.conformed, schema.nulls
+    whole = schema.conformed
     roles: dict[str, Role] = {}
     if whole.session_id is not None:
         names = schema.session_columns
-        roles[whole.session_id] = SessionRole(names, tuple(plain.get(n, "error") for n in names))
+        roles[whole.session_id] = SessionRole(names, tuple(map(schema.key_nulls, names)))
     if schema.timestamp is not None and whole.timestamp is not None:
-        nulls = (plain.get(schema.timestamp, "error"),)
+        nulls = (schema.key_nulls(schema.timestamp),)
         roles[whole.timestamp] = TimeRole((schema.timestamp,), nulls, schema)
     for label in schema.label_columns:
         roles[label.name] = LabelRole((label.name,), (label.nulls,), label)
     if schema.sample_weight is not None:
         name = schema.sample_weight
-        roles[name] = WeightRole((name,), (plain.get(name, "error"),))
+        roles[name] = WeightRole((name,), (schema.nulls.get(name, "error"),))
     for dense in schema.dense_columns:
         roles[dense.name] = DenseRole((dense.name,), (dense.nulls,), dense)
     for feature in schema.sparse:
@@ -358,13 +358,14 @@ def _kept(
     chunk: pa.Table, roles: Mapping[str, Role], dropped: Counter[str]
 ) -> npt.NDArray[np.int64] | None:
     """The rows that are left after rows with nulls were dropped; None if all are left."""
-    gone: Mask | None = None
+    lacking: dict[str, Mask] = {}
     for role in roles.values():
         for source, nulls in zip(role.sources, role.nulls, strict=True):
             if nulls != "drop":
                 continue
             parts = [role.missing(part, source) for part in chunk[source].chunks]
             mask = np.concatenate([np.zeros(0, np.bool_), *parts])
-            dropped[source] += int(mask.sum())
-            gone = mask if gone is None else gone | mask
-    return None if gone is None or not gone.any() else np.flatnonzero(~gone)
+            lacking[source] = lacking[source] | mask if source in lacking else mask
+    dropped.update({source: int(mask.sum()) for source, mask in lacking.items()})
+    gone = np.logical_or.reduce([*lacking.values()]) if lacking else np.zeros(0, np.bool_)
+    return np.flatnonzero(~gone) if gone.any() else None

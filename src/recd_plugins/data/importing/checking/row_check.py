@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -173,10 +173,9 @@ class RowCheck:
                 parts = [np.zeros(0, np.bool_)]
                 parts += [role.missing(chunk, source) for chunk in rows[source].chunks]
                 missing = np.concatenate(parts)
-                if nulls == "error" and missing.any():
-                    one.nulls += int(missing.sum())
+                if nulls == "error" and source not in self._schema.drops and missing.any():
                     row = block.first + int(missing.argmax())
-                    one.first_null = one.first_null or f"{block.file.path}, row {row:,}"
+                    one.nulls[source] = (int(missing.sum()), f"{block.file.path}, row {row:,}")
             try:
                 by = self._roles[name]
                 own = rows.select(list(dict.fromkeys(by.sources)))
@@ -253,14 +252,19 @@ class RowCheck:
     def _conclude_column(self, name: str, one: _Column, where: Location) -> None:
         assert self._schema is not None
         whole = self._schema.conformed
-        if one.nulls:
-            share = f"{one.nulls:,} of {so_many(self._found.rows, 'row')}"
+        for source, (nulls, first) in one.nulls.items():
+            share = f"{nulls:,} of {so_many(self._found.rows, 'row')}"
+            cure = (
+                f"`nulls: {{{source}: {{value: 0}}}}` or `nulls: {{{source}: drop}}` in the schema."
+                if name in (whole.session_id, whole.timestamp)
+                else "`nulls: {value: 0}` or `nulls: drop` in its entry of the schema, or `nulls: "
+                f"{{{source}: drop}}` beside a plain one."
+            )
             self._found.add(
-                one.first_null,
-                name,
+                first,
+                source,
                 f"is null, or not a finite number, in {share}",
-                "Give a value for it: `nulls: {value: 0}` or `nulls: drop` in its entry of the "
-                f"schema, or `nulls: {{{name}: drop}}` beside a plain one.",
+                f"Give a value for it: {cure}",
             )
         if one.error:
             place, _, what = one.error.partition(": ")
@@ -327,8 +331,8 @@ class _Look:
 class _Column:
     """A column, as seen in one block or in several that were merged."""
 
-    nulls: int = 0
-    first_null: str = ""
+    nulls: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """The nulls in each column that it is made of, and the place of the first."""
     error: str = ""
     """The first value that does not conform, as `conform` reports it."""
     errors: int = 0
@@ -340,9 +344,10 @@ class _Column:
     """Values outside of the vocabulary."""
 
     def merge(self, other: _Column) -> None:
-        self.first_null = self.first_null or other.first_null
+        for source, (nulls, first) in other.nulls.items():
+            before, earlier = self.nulls.get(source, (0, first))
+            self.nulls[source] = (before + nulls, earlier)
         self.error = self.error or other.error
-        self.nulls += other.nulls
         self.errors += other.errors
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.values += other.values
@@ -382,7 +387,10 @@ def _dropping(schema: ForeignSchema) -> ForeignSchema:
         labels=tuple(map(entry, schema.labels)),
         dense=tuple(one if isinstance(one, str) else entry(one) for one in schema.dense),
         sparse=tuple(map(feature, schema.sparse)),
-        nulls={**schema.nulls, **{n: w for n, w in mended.items() if n not in entries}},
+        nulls={
+            **schema.nulls,
+            **{n: w for n, w in mended.items() if n not in entries or n in schema.keys},
+        },
     )
 
 
