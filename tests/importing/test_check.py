@@ -131,6 +131,21 @@ def test_all_problems_are_named_in_one_run(
         assert says in result.stdout, (says, result.stdout)
 
 
+@pytest.mark.parametrize("dense", ["price", "{name: price, scale: log}", "{name: v, width: 2}"])
+def test_numbers_too_large_to_train_on_are_told(tmp_path: Path, dense: str) -> None:
+    prices = [1.0, -2.5e30, 0.5, 1e29]
+    columns = {"clicked": [0, 1, 0, 1], "item": [1, 2, 3, 4], "price": prices}
+    path = write(tmp_path / "c.parquet", pa.table({**columns, "v": [[1.0, one] for one in prices]}))
+    found = checked(
+        tmp_path,
+        path,
+        schema="{session_id: null, timestamp: null, label: clicked, sparse: [{name: item, num_ids: "
+        f"9}}], dense: [{dense}]}}",
+    )
+    told = "holds up to 2.5e+30, of which a model soon makes a loss that is not finite. Give it "
+    assert (found.exit_code, told in found.stdout) == ((0, False) if "log" in dense else (1, True))
+
+
 def test_the_roles_of_columns_are_found_once_not_once_per_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from unittest import mock
 
 import callback_plugin
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -749,6 +750,20 @@ def test_a_loss_that_diverges_is_reported_with_its_batches(
             assert kept.features.keys() == expected.features.keys()
             assert torch.equal(kept.features.values(), expected.features.values())
             assert torch.equal(kept.features.lengths(), expected.features.lengths())
+
+
+def test_a_loss_of_numbers_too_large_names_their_column(folder: Path, gloo_pool: GlooPool) -> None:
+    """Neither the model, which makes it of weights as they begin, nor a rate is to blame."""
+    for file in (folder / "data").rglob("*.parquet"):
+        table = pq.read_table(file)
+        name = json.loads(table.schema.metadata[b"recd_schema"])["dense"][0]
+        place = table.schema.get_field_index(name)
+        large = pc.multiply(table[name], pa.scalar(1e36, pa.float32()))
+        pq.write_table(table.set_column(place, table.schema.field(place), large), file)
+    for message in gloo_pool.run(run, str(folder), ["train.optimizer.dense=sgd"]):
+        assert isinstance(message, str), message
+        assert re.search(rf"is not finite: {name!r} holds up to \d.*e\+36 in the batches", message)
+        assert "`scale: log` in the schema, or leave it out by dataset.without" in message
 
 
 def test_weights_that_are_not_finite_are_not_saved(folder: Path, gloo_pool: GlooPool) -> None:

@@ -16,7 +16,7 @@ from recd_plugins.testing.batches import random_batch
 from recd_plugins.testing.gloo import GlooPool
 from recd_plugins.testing.probe import SCHEMA
 from recd_plugins.trainer.measure import metrics as module
-from recd_plugins.trainer.measure.finite import FiniteInputs
+from recd_plugins.trainer.measure.finite import FiniteInputs, FiniteLosses
 from recd_plugins.trainer.measure.metrics import ETA, LabelMetrics, Metrics, MetricsWindow
 
 CPU = torch.device("cpu")
@@ -253,6 +253,31 @@ def test_data_that_is_not_finite_is_told_apart_from_a_rate_too_high(gloo_pool: G
         ),
     ):
         assert gloo_pool.run(culprits, spoilt) == [says, says]
+
+
+def too_large(spoilt: list[tuple[int, str, float]]) -> str:
+    """On a rank: what is said of the batches that led to step 3, some of which are large on a
+    rank."""
+    losses = FiniteLosses(torch.device("cpu"))
+    for number in (1, 2, 3):
+        batch = random_batch(SCHEMA, 8, seed=number)
+        for step, part, value in spoilt:
+            if step == number and dist.get_rank() == 1:
+                getattr(batch, part)[..., -1] = value
+        losses.add(number, batch, torch.tensor(1.0))
+    return losses.too_large(3, SCHEMA.dense)
+
+
+def test_data_that_no_rate_is_low_enough_for_are_told_apart_too(gloo_pool: GlooPool) -> None:
+    """On all ranks alike, by the largest number of the last two batches."""
+    last = repr(SCHEMA.dense[-1])
+    for spoilt, says in (
+        ([], ""),
+        ([(1, "dense", 1e30), (3, "dense", 1e14)], ""),
+        ([(2, "dense", -2.5e30), (3, "labels", 1e20)], f"{last} holds up to 2.5e+30"),
+        ([(3, "dense", 2e15), (3, "labels", 1e20)], "the label holds up to 1e+20"),
+    ):
+        assert gloo_pool.run(too_large, spoilt) == [says, says]
 
 
 LABELS = (

@@ -22,6 +22,7 @@ __all__ = [
     "IDS",
     "METADATA_KEY",
     "NARROW_IDS",
+    "TOO_LARGE",
     "WEIGHTS",
     "Fill",
     "Label",
@@ -43,6 +44,8 @@ NARROW_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 WEIGHTS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 FIT = 1 << 31
 """Ids below this fit into 4 signed bytes."""
+TOO_LARGE = 1e15
+"""Of numbers beyond this a model soon makes a loss that is not finite, at any rate of learning."""
 
 
 @dataclass(frozen=True, kw_only=True)

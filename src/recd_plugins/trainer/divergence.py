@@ -25,34 +25,36 @@ def divergence(
 
     Without `what`, a loss is not finite.
     """
-    step, culprit = losses.first(), _culprit(stack, inputs)
+    schema, step = stack.schema, losses.first()
+    columns = [name for name in schema.dense for _ in range(schema.width(name) or 1)]
+    culprit, large = inputs.culprit(columns), losses.too_large(step or trained, columns)
     kept = losses.keep(stack.registry.train.run / "diverged", step or trained)
     dist.barrier()
     whole = checkpoints.latest()
-    goes_on = "" if culprit else ": `recd train --resume` goes on from it, at lower rates too"
+    goes_on = (
+        "" if culprit or large else ": `recd train --resume` goes on from it, at lower rates too"
+    )
     checkpoint = (
         f"The latest checkpoint, {whole}, is of before, and its weights are finite{goes_on}"
         if whole
         else "There is no checkpoint before it"
     )
     what = what or f"the loss of step {step} is not finite"
-    return RecdError(f"{what}: {_why(stack, step, culprit)}. {kept}. {checkpoint}.")
+    return RecdError(f"{what}: {_why(stack, step, culprit, large)}. {kept}. {checkpoint}.")
 
 
-def _culprit(stack: Stack, inputs: FiniteInputs) -> str:
-    """The first batch and its columns that are not finite, in words; "" where all are. Every rank
-    must call it."""
-    schema = stack.schema
-    columns = [name for name in schema.dense for _ in range(schema.width(name) or 1)]
-    return inputs.culprit(columns)
-
-
-def _why(stack: Stack, step: int, culprit: str) -> str:
+def _why(stack: Stack, step: int, culprit: str, large: str) -> str:
     """Why training diverged, and what to do, from the first step whose loss is not finite."""
     if culprit:
         return (
             f"{culprit}. `recd data check` lists all such columns: give them a value there, or "
             "take out the preprocess step that makes it"
+        )
+    if large:
+        return (
+            f"{large} in the batches that led there, which no rate is low enough for. Give a dense "
+            "column `scale: log` in the schema, or leave it out by dataset.without; scale a label "
+            "or a weight where the table is made"
         )
     if step == 1:  # of weights that no rate has touched
         made = stack.registry

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.data.kept_batch import write_batch
+from recd_plugins.data.schema import TOO_LARGE
 from recd_plugins.errors import RecdError, listed
 
 if TYPE_CHECKING:
@@ -90,6 +91,24 @@ class FiniteLosses:
             "recd_plugins.api.batch.read_batch"
         )
 
+    def too_large(self, step: int, dense: Sequence[str]) -> str:
+        """The column with the largest number in the batches of `step` and of the step before, on
+        any rank, and that number, in words; "" where it is not too large to be trained on.
+
+        `dense`: the columns' names. Every rank must call it.
+        """
+        largest = torch.zeros(len(dense) + 2, device=self._device)
+        for number, batch in self._batches:
+            if number in (step - 1, step) and batch.dense.shape[1] == len(dense):
+                floats = (batch.dense, batch.labels.reshape(-1, 1), batch.weights.reshape(-1, 1))
+                most = torch.cat([part.abs().nan_to_num(0.0).amax(0) for part in floats])
+                largest = largest.maximum(most.to(self._device))
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        column = int(largest.argmax())
+        if not float(largest[column]) > TOO_LARGE:
+            return ""
+        return f"{_names(dense)[column]} holds up to {float(largest[column]):.3g}"
+
     def _look(self, lag: int) -> None:
         while len(self._losses) > lag:
             step, finite, event = self._losses.popleft()
@@ -97,6 +116,11 @@ class FiniteLosses:
                 event.synchronize()
             if not self._first and not bool(finite):
                 self._first = step
+
+
+def _names(dense: Sequence[str]) -> list[str]:
+    """What errors call the floats of a batch: its dense columns, and those of each sample."""
+    return [*map(repr, dense), "the label", "the weights"]
 
 
 class FiniteInputs:
@@ -135,9 +159,10 @@ class FiniteInputs:
         steps = everywhere.any(1).nonzero().flatten().tolist()
         if not steps:
             return ""
-        numbered = [f"dense column {index}" for index in range(wrong.shape[1] - 2)]
-        named = [repr(name) for name in dense] if len(dense) == len(numbered) else numbered
-        names = [*named, "the label", "the weights"]
+        names = _names(dense)
+        if len(names) != wrong.shape[1]:
+            numbered = [f"dense column {index}" for index in range(wrong.shape[1] - 2)]
+            names = [*numbered, *names[-2:]]
         columns = everywhere.any(0).nonzero().flatten().tolist()
         where = listed(names[column] for column in columns)
         return f"the batch of step {self._steps[steps[0]]} holds NaN or infinity in {where}"

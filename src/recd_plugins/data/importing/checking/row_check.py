@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from recd_plugins.data.conform.dates import date_digits
 from recd_plugins.data.conform.rows import Role, ScoreRole, column_problems, made_by, roles_of
 from recd_plugins.data.conform.spot import Spot
+from recd_plugins.data.conform.values import is_list
 from recd_plugins.data.conform.vocabulary import MANY_UNKNOWN, counted, load_vocabulary
 from recd_plugins.data.foreign import DenseColumn, ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.checking.alike_files import types_in
@@ -24,7 +25,7 @@ from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, key_pr
 from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
 from recd_plugins.data.importing.reading import Block, mapped
 from recd_plugins.data.progress import Progress
-from recd_plugins.data.schema import Label, Nulls
+from recd_plugins.data.schema import TOO_LARGE, Label, Nulls
 from recd_plugins.errors import DataError, so_many
 from recd_plugins.storage.uri import Location
 
@@ -193,8 +194,9 @@ class RowCheck:
     def _measure(self, name: str, made: pa.ChunkedArray, one: _Column) -> None:
         assert self._schema is not None
         whole = self._schema.conformed
-        if name in (whole.timestamp, *whole.label_names):
-            bounds = pc.min_max(made).as_py()
+        if name in (whole.timestamp, whole.sample_weight, *whole.label_names, *whole.dense):
+            flat = pc.list_flatten(made) if is_list(made.type) else made
+            bounds = pc.min_max(flat).as_py()
             if bounds["min"] is not None:
                 one.low, one.high = bounds["min"], bounds["max"]
         feature = next((each for each in self._schema.sparse if each.name == name), None)
@@ -279,6 +281,16 @@ class RowCheck:
                 f"is {one.low:g} in every row",
                 "There is nothing to learn from it: name another label; for data of clicks alone "
                 "`recd data import --negatives` makes the other class.",
+            )
+        largest = max(-one.low, one.high)
+        if name != whole.timestamp and largest > TOO_LARGE:
+            self._found.add(
+                where,
+                name,
+                f"holds up to {largest:.3g}, of which a model soon makes a loss that is not finite",
+                "Give it `scale: log` in its entry of the schema, or leave it out."
+                if name in whole.dense
+                else "Scale it where the table is made.",
             )
         if one.values and one.unknown > MANY_UNKNOWN * one.values:
             self._found.add(
