@@ -94,7 +94,7 @@ def test_a_line_that_is_cut_is_to_be_mended_and_no_others(tmp_path: Path) -> Non
     assert "a.jsonl:10: is no JSON object on one line" in says
     assert "Correct this line, or take it out." in says
     path = text(tmp_path / "b.json", json.dumps({"label": 1}, indent=1))
-    assert "Write one object per line (jq -c . b.json)." in refused("schema", path)
+    assert f"Write one object per line (jq -c . {path})." in refused("schema", path)
 
 
 def test_what_reads_a_packed_file_unpacks_it(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_what_reads_a_packed_file_unpacks_it(tmp_path: Path) -> None:
         (json.dumps([{"label": 1}]), "-c '.[]'"),
     ):
         path.write_bytes(gzip.compress(content.encode()))
-        assert f"(gzip -dc a.json.gz | jq {program})" in refused("schema", path)
+        assert f"(gzip -dc {path} | jq {program})" in refused("schema", path)
 
 
 def test_a_check_whose_lines_cannot_be_read_says_so_once(tmp_path: Path) -> None:

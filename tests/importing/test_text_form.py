@@ -3,6 +3,7 @@ later; and the odd ways of text that are read, or refused with a cure."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -340,6 +341,42 @@ def test_lines_of_libsvm_are_refused_with_a_cure_that_works(
     pairs = block.rows(["features"], survey(files).read_as)["features"].to_pylist()
     assert [str(one["id"]) for one in pairs[3]] == [one.format(n=13) for one in ids]
     assert [one["weight"] for one in pairs[3]] == [0.5, 1]
+
+
+ROWS_OF_TEXT = "label,item\n" + "".join(f"{one % 2},{10 + one % 7}\n" for one in range(20_000))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says", "made"),
+    [
+        ("a.csv", "# of May\n" + ROWS_OF_TEXT, "take it out: tail", "a.rows.csv"),
+        ("a.csv", "sep=,\n" + ROWS_OF_TEXT, "Take it out: tail", "a.rows.csv"),
+        ("a.csv", ROWS_OF_TEXT.replace("\n", "\r"), "with newlines: tr", "a.unix.csv"),
+        ("a.csv", ROWS_OF_TEXT * 2, "Take that out: awk", "a.rows.csv"),
+        ("a.csv.gz", ROWS_OF_TEXT, "may be incomplete: gzip", "a.csv"),
+        ("a.jsonl", "[0,10]\n[1,11]\n[0,12]\n", "Write them as CSV: jq", "a.rows.csv"),
+    ],
+)
+def test_a_command_that_a_message_names_runs_in_another_folder(
+    tmp_path: Path, name: str, content: str, says: str, made: str
+) -> None:
+    """Whatever the name of the folder where the file lies."""
+    (tmp_path / "two words").mkdir()
+    path = text(tmp_path / "two words" / name, content)
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(content.encode())[:-30])
+    told = recd("data", "schema", path, fails=2)
+    rest = told.partition(says)[2]
+    assert rest, told
+    program = says.rpartition(" ")[2]
+    if shutil.which(program) is None:
+        assert f" '{path}'" in rest
+        pytest.skip(f"{program}, which the advice names, is not there to try it")
+    command = f"{program}{rest}".strip()
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, stderr=subprocess.DEVNULL)
+    assert (
+        (tmp_path / made).read_text().removeprefix("label,item\n").startswith("0,10\n1,11\n0,12\n")
+    )
 
 
 def test_the_recipe_for_impressions_makes_a_row_of_each(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +13,15 @@ from recd_plugins.data.parquet.table_names import TableNames
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location, input_file
 
-__all__ = ["UNPACKERS", "ForeignFile", "Format", "cut_short", "num_bytes", "own_names"]
+__all__ = [
+    "UNPACKERS",
+    "ForeignFile",
+    "Format",
+    "cut_short",
+    "num_bytes",
+    "own_names",
+    "shell_files",
+]
 
 Format = Literal["parquet", "text", "jsonl"]
 NAMES = {"\t": "tab", "\x01": "^A"}
@@ -117,6 +126,11 @@ def own_names(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(seen), tuple(twice)
 
 
+def shell_files(path: Location, made: str) -> str:
+    """How a shell takes a file, from any folder, and the one that a command is to make of it."""
+    return f"{shlex.quote(str(path))} > {shlex.quote(made)}"
+
+
 def cut_short(path: Location, compression: str | None, what: str, error: Exception) -> DataError:
     """The error for a file that cannot be read to its end."""
     cure = "download it again, or write it again."
@@ -124,6 +138,7 @@ def cut_short(path: Location, compression: str | None, what: str, error: Excepti
         rest = path.stem if path.suffix in SUFFIXES else f"{path.name}.part"
         cure = (
             "download it again; or import what can be unpacked, without the last line, which may "
-            f"be incomplete: {UNPACKERS[compression]} -dc {path.name} | sed '$d' > {rest}"
+            f"be incomplete: {UNPACKERS[compression]} -dc {shlex.quote(str(path))} | sed '$d' > "
+            f"{shlex.quote(rest)}"
         )
     return DataError(f"{path}: {what} ({error}). It was cut short or damaged: {cure}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from recd_plugins.data.importing.foreign_file import UNPACKERS, ForeignFile, cut_short, own_names
+from recd_plugins.data.importing.foreign_file import (
+    UNPACKERS,
+    ForeignFile,
+    cut_short,
+    own_names,
+    shell_files,
+)
 from recd_plugins.data.importing.struct_fields import MOST_FIELDS, fields_of
 from recd_plugins.data.importing.text.delimited import HEAD_LINES, delimited_file
 from recd_plugins.data.importing.text.encodings import BOM, decoded
@@ -97,7 +104,7 @@ def format_of(
     if len(RETURNS.findall(text)) > 1 and "\n" not in text.strip("\n"):
         raise DataError(
             f"{path}: its lines end in carriage returns alone. Write them with newlines: "
-            f"tr '\\r' '\\n' < {path.name} > {path.stem}.unix{path.suffix}"
+            f"tr '\\r' '\\n' < {shell_files(path, f'{path.stem}.unix{path.suffix}')}"
         )
     if text.lstrip().startswith("{") and (form.delimiter is None or _is_json(text)):
         return replace(_jsonl(path, text, compression), encoding=encoding, start=bom)
@@ -196,8 +203,8 @@ def _keys(row: Mapping[str, Any], before: str = "") -> Iterator[str]:
 def _jq(options: str, path: Location, compression: str | None) -> str:
     """The command that has jq read a file, packed or not."""
     if compression is None:
-        return f"jq {options} {path.name}"
-    return f"{UNPACKERS[compression]} -dc {path.name} | jq {options}"
+        return f"jq {options} {shlex.quote(str(path))}"
+    return f"{UNPACKERS[compression]} -dc {shlex.quote(str(path))} | jq {options}"
 
 
 def _array_error(path: Location, text: str, compression: str | None) -> DataError:
@@ -207,8 +214,8 @@ def _array_error(path: Location, text: str, compression: str | None) -> DataErro
     except ValueError:
         rows = []
     if len(rows) == 2 and not any(isinstance(one, dict) for row in rows for one in row):
-        cure = f"Write them as CSV: {_jq('-r @csv', path, compression)} > {path.stem}.rows.csv"
-        return DataError(f"{path}: has a JSON array on each line. {cure}")
+        jq, made = _jq("-r @csv", path, compression), shlex.quote(f"{path.stem}.rows.csv")
+        return DataError(f"{path}: has a JSON array on each line. Write them as CSV: {jq} > {made}")
     jq = _jq("-c '.[]'", path, compression)
     return DataError(f"{path}: begins a JSON array. Write one object per line ({jq}).")
 
@@ -221,7 +228,7 @@ def _check_no_sections(path: Location, text: str) -> None:
         raise DataError(
             f"{path}: has lines as {sections[0]!r}, which say what the lines below belong to. "
             'Write that into each line below: awk \'/:$/ {sub(":", ""); item = $0; next} '
-            f'{{print item "," $0}}\' {path.name} > {path.stem}.csv'
+            f'{{print item "," $0}}\' {shell_files(path, f"{path.stem}.csv")}'
         )
 
 
@@ -235,6 +242,6 @@ def _check_no_svm(path: Location, text: str) -> None:
         what, cure = "libffm", "sed -E 's/ /\\t/; s/([0-9]+):([0-9]+):/\\1_\\2:/g'"
     raise DataError(
         f"{path}: is {what}, a label and `index:value`s behind it. Separate the label from these "
-        f"pairs by a tab, so that they can be read as ids with weights: {cure} {path.name} > "
-        f"{path.stem}.tsv"
+        f"pairs by a tab, so that they can be read as ids with weights: {cure} "
+        + shell_files(path, f"{path.stem}.tsv")
     )

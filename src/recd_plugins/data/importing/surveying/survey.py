@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugins.data.importing.column_types import ColumnTypes
-from recd_plugins.data.importing.foreign_file import ForeignFile
+from recd_plugins.data.importing.foreign_file import ForeignFile, shell_files
 from recd_plugins.data.importing.surveying.column_survey import ColumnSurvey, column_survey
 from recd_plugins.data.importing.surveying.sample import Sample, sample
 from recd_plugins.data.importing.surveying.sampled_types import all_match, comma_numbers, typed
@@ -121,8 +121,8 @@ def _check_headers(found: Sample) -> None:
     if pc.any(reduce(pc.and_, again)).as_py():
         raise DataError(
             f"{file.path}: repeats its header among the rows. Take that out: awk 'NR == 1 "
-            f"{{head = $0}} NR == 1 || $0 != head' {file.path.name} > {file.path.stem}.rows"
-            f"{file.path.suffix}"
+            "{head = $0} NR == 1 || $0 != head' "
+            + shell_files(file.path, f"{file.path.stem}.rows{file.path.suffix}")
         )
 
 

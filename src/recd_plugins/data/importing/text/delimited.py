@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
-from recd_plugins.data.importing.foreign_file import ForeignFile, own_names
+from recd_plugins.data.importing.foreign_file import ForeignFile, own_names, shell_files
 from recd_plugins.data.importing.text.escaped_quotes import doubled, has_escapes
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS, TextForm
 from recd_plugins.errors import DataError, shown, so_many
@@ -143,14 +143,14 @@ def _check_no_blanks(path: Location, rows: Sequence[Sequence[str]]) -> None:
         raise DataError(
             f"{path}: blanks seem to separate the fields of its lines. If each line is one field, "
             "give `--delimiter ,`; otherwise separate the fields by tabs: sed -E 's/^ +//; s/ "
-            f"+/\\t/g' {path.name} > {path.stem}.rows.tsv"
+            f"+/\\t/g' {shell_files(path, f'{path.stem}.rows.tsv')}"
         )
 
 
 def _check_first(path: Location, text: str, rows: Sequence[Sequence[str]], delimiter: str) -> None:
     """Raises `DataError` if a first line does not have the same number of fields as those below,
     which all have the same."""
-    rest = f"{path.name} > {path.stem}.rows{path.suffix}"
+    rest = shell_files(path, f"{path.stem}.rows{path.suffix}")
     if SEPARATOR.match(text):
         raise DataError(
             f"{path}: its first line names the delimiter, as Excel writes it. Take it out: tail -n "
