@@ -321,6 +321,26 @@ def test_the_latest_rows_are_for_testing(tmp_path: Path) -> None:
     assert {row["fresh"][0] for row in test} == {0}
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("last", [1, 0, None])
+def test_test_rows_of_one_label_are_told(tmp_path: Path, last: int | None) -> None:
+    """By the import that makes them, of all of its segments, and by a check of them."""
+    table = clicks()
+    labels = table["clicked"].to_numpy().copy()
+    labels[-40:] = [0, 1] * 20 if last is None else last
+    path = write(tmp_path / "c.parquet", table.set_column(2, "clicked", pa.array(labels)))
+    found = imported(path, tmp_path / "t", split=SplitBy.of("time", 0.1))
+    told = f"clicked is {last} in each of the test rows, of which no AUC and NE can be computed"
+    assert any(note.startswith(told) for note in found.notes) == (last is not None)
+    assert len(found.notes) == (last is not None)
+    result = CliRunner().invoke(app, ["data", "check", str(tmp_path / "t")])
+    told = (
+        f"column 'clicked' is {last} in every row. Its AUC and NE cannot be computed of such test"
+    )
+    assert (result.exit_code, told in result.stdout) == ((0, False) if last is None else (1, True))
+    assert "nothing to learn" not in result.stdout
+
+
 def test_rows_of_neither_side_say_nothing_of_those_for_testing(tmp_path: Path) -> None:
     """A row without a time is left out, and the others of its block are parted all the same."""
     table = clicks().append_column("fresh", pa.array(["old"] * 370 + ["new"] * 30))

@@ -374,9 +374,8 @@ def test_a_command_that_a_message_names_runs_in_another_folder(
         pytest.skip(f"{program}, which the advice names, is not there to try it")
     command = f"{program}{rest}".strip()
     subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, stderr=subprocess.DEVNULL)
-    assert (
-        (tmp_path / made).read_text().removeprefix("label,item\n").startswith("0,10\n1,11\n0,12\n")
-    )
+    rows = (tmp_path / made).read_text().removeprefix("label,item\n")
+    assert rows.startswith("0,10\n1,11\n0,12\n")
 
 
 def test_the_recipe_for_impressions_makes_a_row_of_each(

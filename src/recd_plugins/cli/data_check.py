@@ -166,7 +166,9 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
             table = stack.prepare(show)[split]
             files = {file: table.facts[file] for file in table.files}
             schema, absent = as_foreign(table.schema), []
-        found[split] = check_files(files, schema, in_place=True, absent=absent, progress=show)
+        found[split] = check_files(
+            files, schema, in_place=True, tests=split == "test", absent=absent, progress=show
+        )
     if isinstance(config, ParquetConfig) and config.schema is None:
         trained, tested = (files_of_split(config, split)[1] for split in SPLITS)
         if made := made_otherwise(trained, tested):
@@ -204,13 +206,15 @@ def _tables(
     from recd_plugins.data.importing.checking.file_check import check_files
     from recd_plugins.data.importing.table_files import files_of
 
-    def checked(named: Sequence[Location]) -> CheckResult:
+    def checked(named: Sequence[Location], tests: bool = False) -> CheckResult:
         files = files_of(named)
         schema = asked or _of_footer(next(iter(files)))
-        return check_files(files, schema, form=form, given=given, absent=absent, progress=show)
+        return check_files(
+            files, schema, tests=tests, form=form, given=given, absent=absent, progress=show
+        )
 
     if len(paths) == 1 and all((paths[0] / split).is_dir() for split in SPLITS):
-        return {split: checked([paths[0] / split]) for split in SPLITS}
+        return {split: checked([paths[0] / split], split == "test") for split in SPLITS}
     return {", ".join(map(str, paths)): checked(paths)}
 
 

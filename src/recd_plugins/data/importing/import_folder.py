@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from recd_plugins.data.dataset import Split
@@ -178,6 +179,7 @@ class Segment:
         self._folder = folder
         self._writers = {split: TableWriter(folder / split, schema) for split in splits}
         self._dropped: Counter[str] = Counter()
+        self._label, self._labels = schema.label, dict[Split, list[float]]()
         self._values: dict[Split, Counter[str]] = {split: Counter() for split in splits}
         self._unknown: dict[Split, Counter[str]] = {split: Counter() for split in splits}
         self.num_rows = 0
@@ -189,6 +191,7 @@ class Segment:
             if part.num_rows:
                 self._writers[split].write(part)
                 self.num_rows += part.num_rows
+                self._labels[split] = _bounds(part[self._label], self._labels.get(split, []))
         self._dropped.update(dropped)
         for split, found in counts.items():
             for name, (values, unknown) in found.items():
@@ -207,6 +210,7 @@ class Segment:
             "last": is_last,
             "rows": counts,
             "dropped": self._dropped,
+            "labels": self._labels,
             "values": self._values,
             "unknown": self._unknown,
         }
@@ -215,6 +219,13 @@ class Segment:
     def abort(self) -> None:
         for writer in self._writers.values():
             writer.abort()
+
+
+def _bounds(column: pa.ChunkedArray, before: Sequence[float]) -> list[float]:
+    """The least and the largest number of a column and those before; none where there is none."""
+    values = column.to_numpy()
+    there = np.concatenate([values[~np.isnan(values)], before])
+    return [float(there.min()), float(there.max())] if there.size else []
 
 
 def write_whole_json(file: Path, values: Mapping[str, Any]) -> None:

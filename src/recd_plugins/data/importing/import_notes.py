@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from recd_plugins.data.dataset import Split
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.splits import SplitBy
@@ -13,6 +15,7 @@ __all__ = [
     "notes_of_changes",
     "notes_of_dots",
     "notes_of_no_ids",
+    "notes_of_one_label",
     "notes_of_same_names",
     "notes_of_share",
 ]
@@ -26,6 +29,20 @@ def notes_of_share(split: SplitBy, asked: ForeignSchema, rows: Mapping[str, int]
         yield (
             f"{share:.1%} of the rows are for testing, not {split.share:.1%}: {name} has few "
             "values, or many rows share one, and rows of one value stay together"
+        )
+
+
+def notes_of_one_label(
+    schema: ForeignSchema, done: Sequence[Mapping[str, Any]], splits: Sequence[Split]
+) -> Iterator[str]:
+    """A note if the rows for testing in the segments `done` all have one label."""
+    if "test" not in splits:
+        return
+    found = {number for one in done for number in one["labels"].get("test", ())}
+    if len(found) == 1:
+        yield (
+            f"{schema.label} is {found.pop():g} in each of the test rows, of which no AUC and NE "
+            "can be computed: give another `--test-share`, or split by `--split-by hash:COLUMN`"
         )
 
 

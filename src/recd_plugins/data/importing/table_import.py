@@ -37,6 +37,7 @@ from recd_plugins.data.importing.import_notes import (
     notes_of_changes,
     notes_of_dots,
     notes_of_no_ids,
+    notes_of_one_label,
     notes_of_same_names,
     notes_of_share,
 )
@@ -69,7 +70,7 @@ R = TypeVar("R")
 
 SEGMENT_ROWS = 1 << 21
 """The number of rows after which a segment is finished and kept."""
-VERSION = 7
+VERSION = 8
 """The version of how tables are made: an import that another version began starts anew."""
 
 
@@ -295,6 +296,7 @@ class TableImport:
                 raise self._no_rows(split, dropped)
         if self._split is not None:
             self._notes += notes_of_share(self._split, self._asked, rows)
+        self._notes += notes_of_one_label(self._asked, done, self._splits)
         self._notes += notes_of_unknown(self._asked, self._schema, done, self._splits)
         self._notes += notes_of_no_ids(self._schema)
         self._notes += notes_of_dots(self._schema)

@@ -32,6 +32,7 @@ def check_files(
     schema: ForeignSchema | None,
     *,
     in_place: bool = False,
+    tests: bool = False,
     form: TextForm | None = None,
     given: TextForm | None = None,
     absent: Collection[str],
@@ -40,8 +41,9 @@ def check_files(
     """Read the files once, and report everything that is wrong with them under this schema.
 
     Files that are read `in_place`, as a registry names them, have structs where an import makes
-    columns of their fields. Columns that are `absent` from a file are null there. Without a schema,
-    the check is only whether the files can be read and are alike.
+    columns of their fields. `tests`: whether the files are a test split. Columns that are `absent`
+    from a file are null there. Without a schema, the check is only whether the files can be read
+    and are alike.
     """
     found = CheckResult()
     files = []
@@ -63,7 +65,7 @@ def check_files(
     if not in_place:
         for error in absent_errors(absent, files, schema, read_as.types):
             found.add_error(error)
-    rows = RowCheck(found, schema, read_as, absent)
+    rows = RowCheck(found, schema, read_as, absent, tests=tests)
     for file in files:
         rows.check_types(file, files)
     columns = rows.columns(files)

@@ -50,7 +50,11 @@ class RowCheck:
         schema: ForeignSchema | None,
         read_as: ColumnTypes,
         absent: Collection[str],
+        *,
+        tests: bool = False,
     ) -> None:
+        """`tests`: whether the rows are a test split."""
+        self._tests = tests
         self._absent = absent
         self._found = found
         self._schema = schema
@@ -279,8 +283,11 @@ class RowCheck:
                 where,
                 name,
                 f"is {one.low:g} in every row",
-                "There is nothing to learn from it: name another label; for data of clicks alone "
-                "`recd data import --negatives` makes the other class.",
+                "Its AUC and NE cannot be computed of such test rows: take others, as by another "
+                "`--test-share` of `recd data import`, or `--split-by hash:COLUMN`."
+                if self._tests
+                else "There is nothing to learn from it: name another label; for data of clicks "
+                "alone `recd data import --negatives` makes the other class.",
             )
         largest = max(-one.low, one.high)
         if name != whole.timestamp and largest > TOO_LARGE:
