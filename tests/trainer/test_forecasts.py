@@ -34,6 +34,7 @@ from recd_plugins.trainer.measure.forecasts import (
     ONE_IN,
     Facts,
     _dedupe,
+    _in_count,
     _off,
     coverage_of_saved_plan,
     is_counted,
@@ -56,6 +57,19 @@ def test_forecast_and_fact_part_by_more_than_a_tenth_and_out_of_the_interval() -
     unknown = Beside(what="hot", unit="batches", forecast=None, fact=0, note="none were made")
     assert not unknown.parted
     assert list(lines([unknown]))[-1] == "none were made"
+
+
+def test_few_hot_batches_part_from_their_forecast_by_more_than_counting_leaves_open() -> None:
+    def parted(share: float, batches: int, hot: float) -> bool:
+        within = _in_count(share, batches)
+        forecast = share * batches
+        return Beside(what="", unit="batches", forecast=forecast, interval=within, fact=hot).parted
+
+    assert not parted(0.102, 25, 3)  # 2.55: both are 3 as they are printed
+    assert not parted(0.1, 20, 4)
+    assert parted(0.1, 20, 6)
+    assert parted(0.5, 1_000, 400)
+    assert not parted(0.5, 1_000, 530)
 
 
 WHY = [

@@ -352,11 +352,25 @@ class Facts:
             )
         what = f"hot batches, of {batches:,.0f} a rank"
         forecast = None if share is None else share * batches
-        one = Beside(what=what, unit="batches", forecast=forecast, fact=hot, note=note)
+        one = Beside(
+            what=what,
+            unit="batches",
+            forecast=forecast,
+            interval=None if share is None else _in_count(share, batches),
+            fact=hot,
+            note=note,
+        )
         if hot and one.parted:
             why = "other rows are hot than in the batches that were read first: see the coverage"
             one = dataclasses.replace(one, note=why)
         yield one
+
+
+def _in_count(share: float, batches: float) -> tuple[float, float]:
+    """The interval in which nine of ten counts lie of so many batches, where each is counted with
+    this probability; one more to either side, since shares are of whole batches."""
+    off = 1 + 1.65 * math.sqrt(batches * share * max(0.0, 1 - share))
+    return share * batches - off, share * batches + off
 
 
 def coverage_of_saved_plan(
