@@ -238,6 +238,21 @@ def test_clicks_alone_lack_a_label_which_negatives_make(tmp_path: Path) -> None:
     ) in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize("name", ["c.csv", "c.jsonl", "c.parquet"])
+def test_a_column_that_a_schema_names_by_default_is_told_as_one(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, clicks().select(["clicked", "item_id"]))
+    schema = "{timestamp: null, label: clicked, sparse: [{name: item_id, num_ids: 999}]}"
+    result = checked(tmp_path, path, schema=schema)
+    words = ["data", "import", str(path), str(tmp_path / "t"), "--schema"]
+    refused = CliRunner().invoke(app, [*words, str(tmp_path / "schema.yaml")])
+    cure = ". Where there is none, write `session_id: null` in the schema: this name is its default"
+    for said in (result.output, refused.output):
+        assert f"{cure}." in said
+        assert "column 'session_id'" in said
+        assert "schema names" not in said
+        assert "Correct its name" not in said
+
+
 def test_a_label_of_texts_is_to_be_numbers(tmp_path: Path) -> None:
     path = text(tmp_path / "c.csv", "item_id,clicked\n1,no\n2,yes\n3,no\n")
     schema = "{session_id: null, timestamp: null, label: clicked, sparse: [{name: item_id, " + (

@@ -173,10 +173,12 @@ def _problems(arrow: pa.Schema, roles: Mapping[str, Role]) -> Iterator[tuple[str
             count = names[source]
             if count == 0:
                 root = source.split(".")[0]
-                cure = null_instead_of(source) or nearest(source, names)
+                default = null_instead_of(source)
+                what = "is not there" if default else "is not there, but the schema names it"
+                cure = default or nearest(source, names)
                 if root != source and root in names and pa.types.is_nested(arrow.field(root).type):
                     cure = "`recd data import` makes columns of the fields of a struct."
-                yield source, "is not there, but the schema names it", cure
+                yield source, what, cure
             elif count > 1:
                 yield (
                     source,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from recd_plugins.data.foreign import null_instead_of
 from recd_plugins.data.importing.foreign_file import ForeignFile
 from recd_plugins.data.importing.text_form import TextForm
 from recd_plugins.errors import DataError, nearest
@@ -166,6 +167,8 @@ def key_problem(name: str, read_as: ColumnTypes) -> tuple[str, str] | None:
         return what, "Write it with one type, or take it out of the schema."
     if name in read_as.mappings:
         return "is an object whose keys are ids", as_pairs(name)
+    if cure := null_instead_of(name):
+        return "is in no line", cure
     known = nearest(name, read_as.types)
     what = "is in no line, but the schema names it"
     return what, f"{known} Correct its name in the schema, or take it out."

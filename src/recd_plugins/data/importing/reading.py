@@ -151,9 +151,10 @@ def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[s
     for name in columns:
         # A key of JSON may come later.
         if name not in there and file.format != "jsonl":
-            cure = null_instead_of(name) or nearest(name, file.columns)
+            cure = null_instead_of(name)
+            named = f", which the schema names; {nearest(name, file.columns)}"
             raise DataError(
-                f"{file.path}: lacks column {name!r}, which the schema names; {cure} If some "
+                f"{file.path}: lacks column {name!r}{f'. {cure}' if cure else named} If some "
                 f"files may lack it, give `--absent {name}`: there `nulls` of the schema decides."
             )
 
