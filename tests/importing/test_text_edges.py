@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from imported_tables import recd
 from strangers_files import text
 
 from recd_plugins.data.importing import formats
@@ -185,6 +186,19 @@ def test_the_last_byte_of_a_character_is_no_backslash(
     path = text(tmp_path / "a.csv", f"a,b\n{lines}".encode(encoding))
     form = TextForm(encoding=encoding, header=True, delimiter=",")
     assert rows_of(path, form) == [["a", "b"], *([str(n), one] for n, one in enumerate(texts * 9))]
+
+
+@pytest.mark.parametrize("command", ["schema", "check"])
+def test_a_quote_that_is_never_closed_is_named_where_its_row_has_too_few_fields(
+    tmp_path: Path, command: str
+) -> None:
+    """In one line, without those that it swallowed."""
+    rows = "".join(f"{one % 2},{one},x\n" for one in range(50))
+    path = text(tmp_path / "a.csv", f'label,user,item\n{rows}1,"2,3\n{rows}')
+    told = recd("data", command, path, fails=2 if command == "schema" else 1)
+    (line,) = (one for one in told.splitlines() if "a.csv:52: " in one)
+    assert 'a.csv:52: opens a quote that is never closed: "2,3. Close it, or double it' in line
+    assert "Expected 3 columns" not in told
 
 
 def test_a_quote_that_is_never_closed_is_named_in_any_encoding(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from recd_plugins.data.importing.column_types import MEND, ColumnTypes, Misfit
 from recd_plugins.data.importing.text.encodings import BOM, ENCODE
 from recd_plugins.data.importing.text.padded_codes import first_padded
 from recd_plugins.data.importing.text.text_lists import HEXADECIMAL, with_lists, without_zeros
-from recd_plugins.data.importing.text.whole_lines import Lines, check_quotes_end
+from recd_plugins.data.importing.text.whole_lines import Lines, check_quotes_close, check_quotes_end
 from recd_plugins.data.importing.text_form import MORE_NULLS, NULLS
 from recd_plugins.errors import DataError
 
@@ -247,6 +247,7 @@ def _located(lines: Lines, message: str) -> DataError:
     column, row, reason = found.groups()
     where = f"{lines.file.path}:{lines.line_of_row(int(row))}"
     if column is None:
+        check_quotes_close(lines)
         return DataError(
             f"{where}: {reason[:200]}. Correct this line, or take it out; give the delimiter by "
             f"`--delimiter`, if {str(lines.file)!r} is wrong."

@@ -178,6 +178,15 @@ def check_quotes_end(lines: Lines, text: pa.Buffer, rows: int) -> None:
             )
 
 
+def check_quotes_close(lines: Lines) -> None:
+    """Raise `DataError` if a quoted field goes on to the end of the lines, which end outside of
+    quotes unless the file ends there."""
+    file, content = lines.file, bytearray(lines.raw.to_pybytes())
+    if file.quotes:
+        signs = undoubled(content, file.encoding) if file.escapes else content
+        _check_closed(file, signs, content, lines.first)
+
+
 def _check_closed(file: ForeignFile, signs: bytearray, content: bytearray, first: int) -> None:
     """Raise `DataError` if a quoted field, found in `signs`, goes on to the end of the file: all
     lines after its start would belong to it."""
