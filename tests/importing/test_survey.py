@@ -102,6 +102,27 @@ def test_columns_of_many_kinds(tmp_path: Path) -> None:
     assert all(f"# - {name}: " in left_out for name in ("row", "title", "same"))
 
 
+@pytest.mark.parametrize("count", [500, 200_000])
+def test_numbers_of_rows_in_any_order_are_left_out(tmp_path: Path, count: int) -> None:
+    """Not those of a wider range, which may be ids of something."""
+    rows = np.arange(count)
+    draw = np.random.default_rng(1)
+    table = pa.table(
+        {
+            "label": rows % 2,
+            "item_id": rows % 90,
+            "row": draw.permutation(count),
+            "row_id": rows[::-1] + 7,
+            "other_id": draw.permutation(count * 2)[:count],
+        }
+    )
+    found = proposed(write(tmp_path / "a.parquet", table))
+    names = {one["name"] for one in found.schema["sparse"]}
+    assert names == {"item_id", "other_id"}
+    assert "# - row: another number in each row, as many as rows" in found.text
+    assert "# - row_id: another number in each row, as many as rows" in found.text
+
+
 def test_a_second_label_is_no_feature(tmp_path: Path) -> None:
     table = clicks().append_column("purchase", pa.array([0, 1] * 200))
     found = proposed(write(tmp_path / "c.parquet", table))

@@ -51,6 +51,8 @@ PRINTED = (
 )
 """As {'a': 5}, [{'id': 3}], (1.5, 3.2) or tensor([0.5])."""
 CATEGORY = r"[Cc](at|ate)?_?\d+"
+SPREAD = 0.02
+"""The share of the rows by which the range of a sample's numbers of rows may differ from them."""
 MOST_VOCABULARY = 5_000_000
 """With more values than this, ids are hashed: a vocabulary of them takes memory and a pass."""
 PAIR = ("id", "weight")
@@ -75,6 +77,8 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
         return unfit
     if column.seems == "booleans":
         return _dense(column)
+    if _numbers_rows(column, survey):
+        return omitted(column, "another number in each row, as many as rows: the number of the row")
     kind = NumberKind(ids=True)
     if column.seems in ("integers", "numbers") and not column.is_list:
         kind = _kind(column)
@@ -97,6 +101,15 @@ def feature_entry(column: ColumnSurvey, survey: Survey) -> ColumnEntry:
     if kind.why:
         entry.doubts.append(f"whole numbers, taken for ids: {kind.why}. Counts go under `dense`")
     return entry
+
+
+def _numbers_rows(column: ColumnSurvey, survey: Survey) -> bool:
+    """Whether its values are whole numbers that all differ, over a range of as many as there are
+    rows, in any order."""
+    if not (column.is_number and column.whole and column.unique and column.distinct == column.rows):
+        return False
+    spread = column.high - column.low + 1
+    return bool(abs(spread - survey.rows) <= (SPREAD if survey.exact_rows else 0.1) * survey.rows)
 
 
 def _no_feature(column: ColumnSurvey, survey: Survey) -> ColumnEntry | None:
