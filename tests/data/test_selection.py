@@ -191,6 +191,22 @@ def test_the_test_split_may_have_an_expression_of_its_own(folder: Path) -> None:
     assert 0 < found.train.num_rows < 100
 
 
+def test_a_folder_above_the_named_one_makes_no_column_for_a_rule(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "country=DE").mkdir()
+    table = pq.read_table(folder / "all.parquet").drop_columns(["country"])
+    pq.write_table(table, tmp_path / "country=DE" / "all.parquet")
+    (tmp_path / "test.parquet").symlink_to(folder / "test.parquet")
+    with pytest.raises(RegistryError) as error:
+        opened(tmp_path, train="country=DE", where='country == "DE"')
+    said = str(error.value)
+    assert "has no column 'country': only folders below the one that is named make columns" in said
+    assert "Name the folder around `country=...`, or give the test split a rule without it" in said
+    with pytest.raises(RegistryError, match="has no column 'e'; "):
+        opened(tmp_path, train="country=DE", where="e >= 2")
+
+
 def test_shares_of_sessions_are_within_each_other(folder: Path) -> None:
     def sessions(share: float) -> set[int]:
         table = opened(folder, sessions_share=share)

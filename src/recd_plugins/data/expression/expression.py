@@ -73,10 +73,14 @@ class Expression:
         """Raise `RegistryError` if a column is missing or cannot be compared with its literal."""
         for leaf in self._root.leaves():
             if arrow.names.count(leaf.column) != 1:
-                raise self._error(
-                    leaf.span,
-                    f"{table} has no column {leaf.column!r}; {nearest(leaf.column, arrow.names)}",
-                )
+                hint = f"; {nearest(leaf.column, arrow.names)}"
+                if f"/{leaf.column}=" in f"/{table}":
+                    hint = (
+                        f": only folders below the one that is named make columns. Name the folder "
+                        f"around `{leaf.column}=...`, or give the test split a rule without it, as "
+                        "`where_test`."
+                    )
+                raise self._error(leaf.span, f"{table} has no column {leaf.column!r}{hint}")
         self._bound(arrow, units)
 
     def _bound(self, arrow: pa.Schema, units: Mapping[str, str]) -> Bound:
