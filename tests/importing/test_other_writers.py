@@ -83,8 +83,11 @@ def test_the_index_of_a_data_frame_is_no_feature(tmp_path: Path) -> None:
     for name in ("", "Unnamed: 0"):
         csv = text(tmp_path / "a.csv", "".join([f"{name},clicked,item_id\n", *rows]))
         assert [one["name"] for one in proposed(csv)["sparse"]] == ["item_id"]
+    half = text(tmp_path / "a.csv", "".join(["place,clicked,item_id\n", *rows[::2]]))
+    assert [one["name"] for one in proposed(half)["sparse"]] == ["place", "item_id"]
     named = text(tmp_path / "a.csv", "".join(["place,clicked,item_id\n", *rows]))
-    assert [one["name"] for one in proposed(named)["sparse"]] == ["place", "item_id"]
+    assert [one["name"] for one in proposed(named)["sparse"]] == ["item_id"]
+    assert "as many as rows: the number of the row" in propose(survey(foreign_files([named]))).text
 
 
 @pytest.mark.parametrize("unit", [("ms", 1_000), ("us", 1_000_000), ("ns", 1_000_000_000)])
