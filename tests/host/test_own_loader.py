@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,7 @@ def test_what_does_nothing_is_a_warning_on_rank_0(gloo_pool: GlooPool) -> None:
     assert len(left) == 2
     assert "the model was sharded without its sharders" in left[0]
     assert "callbacks[0]: mixed_precision is not used" in left[1]
-    assert "Call it, and at each step the methods of what it returns, or take" in left[1]
+    assert "Call it: `for callback, _ in stack.callbacks()`, and at each step the me" in left[1]
     assert [one.partition(" is not used: ")[0] for one in raw] == ["dedup: exact"]
     assert "the model is not adapted" in raw[0]
     assert [one.partition(" is not used: ")[0] for one in plain] == [
@@ -748,3 +749,51 @@ def test_an_error_of_others_code_on_rank_0_is_known_to_every_rank(gloo_pool: Glo
     assert first == ("KeyError", "'a table of its own'")
     assert second[0] == "FailedOnRank0"
     assert "rank 0 ended with KeyError: 'a table of its own'" in second[1]
+
+
+class Scored(Pages):
+    """With a dense part, whose optimizer callbacks see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = nn.Linear(16, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        loss: torch.Tensor = self.over(self.table(features)["pages"].values()).sum()
+        return loss
+
+
+def trained_by_the_page(code: str) -> tuple[list[float], float]:
+    """On a rank: the dense rate of each step, and the norm of the last gradients that a step took,
+    in a trainer that calls its callbacks as the page has it."""
+    device, chosen = torch.device("cpu"), [{"use": "schedule", "warmup": 4}]
+    stack = rp.load({**REGISTRY, "callbacks": [*chosen, {"use": "clipping", "norm": 0.5}]})
+    model: Any = Scored()
+    batches = list(islice(visits(dist.get_rank()), 4))
+    plan = stack.plan(model, batches=batches)
+    model = DistributedModelParallel(model, device=device, plan=plan, sharders=stack.sharders())
+    dense = torch.optim.SGD(model.module.over.parameters(), lr=0.4)
+    rates: list[float] = []
+
+    class Steps:
+        def progress(self, batches: Iterator[Visits]) -> None:
+            rates.append(dense.param_groups[0]["lr"])
+            dense.zero_grad()
+            model(next(batches).pages).backward()
+            dense.step()
+
+    of_the_trainer = {"stack": stack, "model": model, "dense": dense, "device": device}
+    ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    exec(
+        code, {**of_the_trainer, **ranks, "steps": 3, "pipeline": Steps(), "batches": iter(batches)}
+    )
+    norms = [one.grad.norm() for group in dense.param_groups for one in group["params"]]
+    return rates, float(torch.stack(norms).norm())
+
+
+def test_a_trainer_calls_its_callbacks_as_the_page_says(gloo_pool: GlooPool) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-trainer.md").read_text()
+    code = page.partition("\n## Callbacks\n")[2].partition("```python\n")[2].partition("```")[0]
+    for rates, norm in gloo_pool.run(trained_by_the_page, code):
+        assert rates == pytest.approx([0.1, 0.2, 0.3])  # of 0.4, warmed up in 4 steps
+        assert norm == pytest.approx(0.5, rel=1e-4)

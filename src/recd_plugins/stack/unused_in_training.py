@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SURELY_READS", "UnusedInTraining", "means_divided_wrongly", "weights_not_learnt"]
 
+CALLING_CALLBACKS = (
+    ": `for callback, _ in stack.callbacks()`, and at each step the methods of each callback, with "
+    "a Training (docs/own-trainer.md, Callbacks)"
+)
 ASKING = {
     "log": "stack.loader",
     "dataset": "stack.loader",
@@ -235,7 +239,7 @@ class UnusedInTraining:
                 )
         for slot, asking in ASKING.items():
             # Callbacks do nothing by being there.
-            also = ", and at each step the methods of what it returns" * (slot == "callbacks")
+            also = CALLING_CALLBACKS if slot == "callbacks" else ""
             for choice in self._registry.chosen(slot):
                 if not asks_for(slot) and slot in self._registry.source.values:
                     yield _unused(
