@@ -157,6 +157,20 @@ def test_sequences_have_no_dense_kernel_on_a_cpu(part: str, value: str, found: s
     assert dense_tables(of_bags) == ["b"]
 
 
+@pytest.mark.parametrize("kind", ["table_row_wise", "grid_shard"])
+def test_sequences_are_sharded_in_the_ways_that_torchrec_has_for_them(kind: str) -> None:
+    """It would raise an error as the model is sharded, with no word of the table or the plan."""
+    tables = [EmbeddingConfig(name="b", feature_names=["b"], embedding_dim=4, num_embeddings=9)]
+    made = nn.ModuleDict({"rows": EmbeddingCollection(tables=tables)})
+    plan: Any = plan_of(made)
+    plan.plan["rows"]["b"].sharding_type = kind
+    with pytest.raises(PluginError) as caught:
+        check_plan(plan, made, SHARDERS, 1, "P returned")
+    assert f"P returned for table 'b' of 'rows' {kind}, by which TorchRec shards no" in str(
+        caught.value
+    )
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -60,6 +60,8 @@ def check_plan(
                 of_table = f"{whose} for table {name!r} of {path!r}"
                 _check_place(places[name], table, world_size, of_table)
                 if name in plain:
+                    if has_sequences(module):
+                        _check_of_sequences(places[name], device, of_table)
                     _check_parts(places[name], table, world_size, of_table)
                 if device == "cpu" and _is_dense(places[name]) and has_sequences(module):
                     raise PluginError(
@@ -191,6 +193,18 @@ def _of_equal_parts(module: nn.Module, sharder: ModuleSharder[Any]) -> set[str]:
         for config in configs
         if not path and not getattr(config, "total_num_buckets", None)
     }
+
+
+def _check_of_sequences(place: Any, device: str, whose: str) -> None:
+    """`PluginError` unless TorchRec shards sequences in this way."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+
+    kinds = EmbeddingCollectionSharder().sharding_types(device)
+    if place.sharding_type not in kinds:
+        raise PluginError(
+            f"{whose} {place.sharding_type}, by which TorchRec shards no sequences, but bags "
+            f"alone. Take one of {', '.join(kinds)}."
+        )
 
 
 def _check_parts(place: Any, table: Tensor, world_size: int, whose: str) -> None:
