@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import signal
 import threading
@@ -23,7 +24,8 @@ import torch
 from probe_plugin import probe_registry
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RecdError
+from recd_plugins.notices import NoticeWarning
 from recd_plugins.stack import load
 from recd_plugins.storage.whole_file import of_path
 from recd_plugins.testing.batches import random_table
@@ -82,6 +84,39 @@ def test_a_full_disk_behind_the_output_is_named_as_that(
         with pytest.raises(OSError, match="standard output"), of_path(tmp_path):
             run_report.say("a line")
     run_report.close({})
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Inside, the system has no room for more bytes of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_lines_that_the_disk_has_no_room_for_end_a_run_or_are_left_out(tmp_path: Path) -> None:
+    """None is left torn: a resumed run would read no line behind it."""
+    for on_full in ("stop", "go_on"):
+        run = tmp_path / on_full
+        run_report = RunReport(run, speaks=True, steps=9, on_full=on_full)
+        run_report.values("mine", 1, {"text": "a line"})
+        size = (run / "metrics.jsonl").stat().st_size
+        with files_of_at_most(size + 20):
+            if on_full == "stop":
+                says = r"metrics\.jsonl: the disk has no room for it \(File too large\)\. Make room"
+                with pytest.raises(RecdError, match=says):
+                    run_report.values("mine", 2, {"text": "another"})
+                assert (run / "metrics.jsonl").stat().st_size == size
+            else:
+                with pytest.warns(NoticeWarning, match=r"metrics\.jsonl: .*: lines are left out"):
+                    run_report.values("mine", 2, {"text": "another"})
+        run_report.values("mine", 3, {"text": "there is room again"})
+        run_report.close({"step": 3})
+        assert [line["step"] for line in lines(run)] == [1, 3]
+        assert run_report.lines == 2
 
 
 def test_a_metric_of_a_callback_that_has_no_value_is_undefined(

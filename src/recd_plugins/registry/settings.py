@@ -158,8 +158,8 @@ class TrainSettings(Config):
     """What `--resume` does if the latest checkpoint is damaged: it stops (`stop`), or renames it
     and goes back to the latest that is not damaged (`go_back`)."""
     on_full: Literal["stop", "go_on"] = "stop"
-    """What a run does if the disk has no room for a checkpoint: it stops (`stop`), or trains on
-    without it (`go_on`)."""
+    """What a run does if the disk has no room for a checkpoint or for a line of metrics: it stops
+    (`stop`), or trains on without it (`go_on`)."""
     elastic: Literal["step", "rank"] = "step"
     """What stays the same when torchrun restarts the job on another number of ranks: the samples of
     a step (`step`), if the ranks can share them evenly, or the samples of a rank (`rank`)."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from recd_plugins.storage.uri import Location, Uri, location_of
 
-__all__ = ["of_path", "whole_file", "write_whole"]
+__all__ = ["FULL", "of_path", "whole_file", "write_whole"]
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The errors of a system with no room for a file, or with none left that this user may take."""
 
 
 @contextmanager

@@ -209,6 +209,7 @@ def _report(stack: Stack, reached: ReachedState | None) -> RunReport:
         steps=settings.steps,
         reached=reached,
         again=reached is not None and evaluates_again(reached, settings),
+        on_full=settings.on_full,
     )
     report.say(stack.in_short(stack.explain(), "plan.json of the run's folder has them all"))
     return report

@@ -9,11 +9,16 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from recd_plugins.storage.whole_file import of_path, write_whole
+from recd_plugins.errors import RecdError
+from recd_plugins.notices import NoticeWarning
+from recd_plugins.storage.whole_file import FULL, of_path, write_whole
 
 if TYPE_CHECKING:
     from recd_plugins.trainer.checkpoints.checkpoint import ReachedState
@@ -35,17 +40,22 @@ class RunReport:
         steps: int,
         reached: ReachedState | None = None,
         again: bool = False,
+        on_full: Literal["stop", "go_on"] = "stop",
     ) -> None:
         """Open the files of a run that begins, or goes on where `reached` says.
 
         The lines of metrics that were there when the checkpoint was made are kept, and later ones
         of its step, unless an evaluation writes them `again`. The summary of its earlier end is
-        removed: whoever finds one can rely on it as that of the run's latest end.
+        removed: whoever finds one can rely on it as that of the run's latest end. With
+        `on_full="go_on"` lines that the disk has no room for are left out.
         """
         self._speaks = speaks
         self._run = run
         self._steps = steps
         self._start = start = reached.step if reached else 0
+        self._on_full = on_full
+        self._left_out: set[str] = set()
+        """The files of the run that lack something that their disk had no room for."""
         self.before: list[dict[str, Any]] = []
         """The lines of metrics that stay; none on a rank that is silent."""
         self.lines = 0
@@ -62,10 +72,14 @@ class RunReport:
             text, self.before = _lines_before(file, start, reached.so_far.get("lines"), again)
             self.lines = len(self.before)
             write_whole(file, text)
-        self._file = file.open("a" if reached else "w", buffering=1)
+        self._file = file.open("ab", buffering=0)
+        if not reached:
+            self._file.truncate(0)
         # Events from its step on are hidden: what came after the checkpoint comes again.
         _leave_out_traceback_of("_AsyncWriterThread")
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=start or None)
+        self._board: SummaryWriter | None = SummaryWriter(
+            str(run / "tensorboard"), purge_step=start or None
+        )
         for line in self.before:
             if line["step"] == start:
                 self._draw(**line)
@@ -102,13 +116,40 @@ class RunReport:
         console."""
         if not self._speaks:
             return
-        self._file.write(json.dumps(defined({"kind": kind, "step": step, **values})) + "\n")
-        self.lines += 1
+        line = json.dumps(defined({"kind": kind, "step": step, **values})) + "\n"
+        with self._as_room_is("metrics.jsonl"):
+            _append(self._file, line.encode())
+            self.lines += 1
         self._draw(kind, step, **values)
 
     def _draw(self, kind: str, step: int, **values: Any) -> None:
-        for name, value in _numbers(kind, values):
-            self._board.add_scalar(name, value, step)
+        if (board := self._board) is None:
+            return
+        with self._as_room_is("tensorboard"):
+            self._board = None  # it takes nothing more once it has failed
+            for name, value in _numbers(kind, values):
+                board.add_scalar(name, value, step)
+            self._board = board
+
+    @contextmanager
+    def _as_room_is(self, name: str) -> Iterator[None]:
+        """Inside, what the disk has no room for in a file of the run is left out, and it says so
+        once; or it ends the run, as `train.on_full` has it."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            what = f"{self._run / name}: the disk has no room for it ({error.strerror})"
+            if self._on_full == "stop":
+                raise RecdError(
+                    f"{what}. Make room, and `recd train --resume` goes on from the latest "
+                    "checkpoint, if there is one. With train.on_full=go_on a run trains on "
+                    "without such lines."
+                ) from error
+            if name not in self._left_out:
+                self._left_out.add(name)
+                warnings.warn(f"{what}: lines are left out", NoticeWarning, stacklevel=2)
 
     def keep(self, name: str, text: str) -> None:
         """Write a file of the run beside its metrics, completely or not at all."""
@@ -118,15 +159,30 @@ class RunReport:
     def sync(self) -> None:
         """Write every reported line through to the disk: a checkpoint relies on them."""
         if self._speaks:
-            os.fsync(self._file.fileno())
+            with self._as_room_is("metrics.jsonl"):
+                os.fsync(self._file.fileno())
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if not self._speaks:
             return
-        write_whole(self._run / "summary.json", json.dumps(defined(summary), indent=1) + "\n")
+        with self._as_room_is("summary.json"):
+            write_whole(self._run / "summary.json", json.dumps(defined(summary), indent=1) + "\n")
         self._file.close()
-        self._board.close()
+        with self._as_room_is("tensorboard"):
+            if self._board is not None:
+                self._board.close()
         sys.stdout.flush()
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Append a line whole, or none of it: a torn one would end what a resumed run reads."""
+    before, left = os.fstat(file.fileno()).st_size, line
+    try:
+        while left:
+            left = left[file.write(left) or 0 :]
+    except OSError:
+        os.ftruncate(file.fileno(), before)
+        raise
 
 
 def defined(values: Any) -> Any:

@@ -38,6 +38,7 @@ from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.together import on_every_rank
 from recd_plugins.registry.plugin_code import changed_code
 from recd_plugins.storage.json_mappings import as_items
+from recd_plugins.storage.whole_file import FULL
 from recd_plugins.trainer.assemble import Job
 from recd_plugins.trainer.checkpoints.callback_states import states_by_options
 from recd_plugins.trainer.checkpoints.extra_states import beside_tensors
@@ -99,9 +100,6 @@ __all__ = [
 ]
 
 OnDamaged = Literal["stop", "go_back"]
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The errors of a system with no room for a file, or with none left that this user may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
