@@ -132,20 +132,20 @@ class RunReport:
             self._board = board
 
     @contextmanager
-    def _as_room_is(self, name: str) -> Iterator[None]:
+    def _as_room_is(self, name: str, *, may_lack: bool = True) -> Iterator[None]:
         """Inside, what the disk has no room for in a file of the run is left out, and it says so
-        once; or it ends the run, as `train.on_full` has it."""
+        once; or it ends the run, as `train.on_full` has it, or as a run may not lack it."""
         try:
             yield
         except OSError as error:
             if error.errno not in FULL:
                 raise
             what = f"{self._run / name}: the disk has no room for it ({error.strerror})"
-            if self._on_full == "stop":
+            if self._on_full == "stop" or not may_lack:
+                also = " With train.on_full=go_on a run trains on without such lines." * may_lack
                 raise RecdError(
                     f"{what}. Make room, and `recd train --resume` goes on from the latest "
-                    "checkpoint, if there is one. With train.on_full=go_on a run trains on "
-                    "without such lines."
+                    f"checkpoint, if there is one.{also}"
                 ) from error
             if name not in self._left_out:
                 self._left_out.add(name)
@@ -165,7 +165,7 @@ class RunReport:
     def close(self, summary: Mapping[str, Any]) -> None:
         if not self._speaks:
             return
-        with self._as_room_is("summary.json"):
+        with self._as_room_is("summary.json", may_lack=False):
             write_whole(self._run / "summary.json", json.dumps(defined(summary), indent=1) + "\n")
         self._file.close()
         with self._as_room_is("tensorboard"):
