@@ -294,6 +294,10 @@ def test_a_test_table_that_was_made_otherwise_is_refused(
     assert checked.exit_code == 1
     assert says in checked.output
     assert build_notices("alike.yaml") == []
+    kept = Path("alike/schema.yaml").read_text()
+    Path("alike/schema.yaml").write_text("version: 2\nmodels: []\n")  # of another tool
+    assert build_notices("alike.yaml") == []
+    Path("alike/schema.yaml").write_text(kept)
     (told,) = build_notices("b.registry.yaml")
     assert told.startswith("dataset.test has other ids or numbers than dataset.train: its metrics")
     assert told.endswith(cure)

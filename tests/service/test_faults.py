@@ -111,8 +111,9 @@ class Named(Fleet):
 
 def test_a_worker_of_another_registry_beside_its_own_is_told_and_ends_no_job(tables, undisturbed):
     """As where workers get a new registry one by one: once its own are gone, the rank reads."""
-    other = stack_of(tables, SERVICE, "ikjt", seed=4).loader(0, 1)
-    loader = stack_of(tables, {**SERVICE, "patience": 0.3}, "ikjt").loader(0, 1)
+    one = {**SERVICE, "workers": 1}
+    other = stack_of(tables, one, "ikjt", seed=4).loader(0, 1)
+    loader = stack_of(tables, {**one, "patience": 0.3}, "ikjt").loader(0, 1)
     fleets = [fleet_of(one) for one in (loader, other)]
     until(lambda: all(one.remotes() for one in fleets))
     own, foreign = (one.remotes()[0] for one in fleets)
@@ -160,7 +161,7 @@ def test_a_transform_that_ends_each_worker_ends_the_epoch(tables, tmp_path, monk
     plugin = tmp_path / "ends_plugin.py"
     plugin.write_text(ENDS.format(here=os.getpid()))
     monkeypatch.setitem(KINDS, "ends", {"preprocess": [{"use": "ends", "features": ["item"]}]})
-    loader = stack_of(tables, SERVICE, "ends", [str(plugin)]).loader(0, 1)
+    loader = stack_of(tables, {**SERVICE, "workers": 1}, "ends", [str(plugin)]).loader(0, 1)
     with pytest.raises(DataError, match=r"2 workers ended, one after another, .* batch 0 of epoch"):
         list(loader)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from shlex import quote
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from recd_plugins.data.dataset import SPLITS
 from recd_plugins.data.files.paths import SCHEMA_FILE, is_glob
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.errors import RecdError
 from recd_plugins.storage.uri import Location
 
 __all__ = ["Difference", "made_otherwise"]
@@ -42,8 +44,9 @@ def _kept_schemas(paths: Sequence[Location]) -> list[tuple[ForeignSchema, Locati
         folder = path if not is_glob(path) and path.is_dir() else path.parent
         within = [folder, *([folder.parent] if folder.name in SPLITS else [])]
         for file in (one / SCHEMA_FILE for one in within if not is_glob(one)):
-            if file not in found and file.exists():
-                found[file] = load_schema(file)
+            with suppress(RecdError, OSError):  # a file of that name that no import wrote
+                if file not in found and file.exists():
+                    found[file] = load_schema(file)
     return [(schema, file) for file, schema in found.items()]
 
 
