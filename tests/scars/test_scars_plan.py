@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -546,6 +547,7 @@ def test_who_plans_rows_by_two_slots_is_told_to_take_out_both() -> None:
     rows = {"goal": "budget", "budget_gb": 0, "coalesce": "rank", "tables": ["item"]}
     (slower,) = told_of_both(rows)
     assert slower.startswith("cache: scars makes steps slower")
+    assert re.search(r"exchanges of tables take [\d.]+ ms a step in place of [\d.]+\. Take", slower)
     assert "Take `cache` and `sharding` out of registry.yaml for TorchRec's own plan." in slower
 
 

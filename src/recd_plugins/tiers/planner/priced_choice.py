@@ -26,7 +26,10 @@ def slower_than_own(
     """The notice that a planner's choice takes longer, `ms`, than TorchRec's own plan, `other`; and
     what becomes of the choice, in words."""
     what, how = f"{slot}: {name}", compared(ms, other, OWN)
-    why = f"by the prices of this topology its plan is {how}"
+    why = (
+        f"by the prices of this topology its plan is {how}: lookups and exchanges of tables take "
+        f"{ms:.3g} ms a step in place of {other:.3g}"
+    )
     slower = f"{name}: this plan is {how}, by the prices of this topology"
     if forced:
         cure = f"Take {in_backticks(asked_by)} out of registry.yaml for TorchRec's own plan."
