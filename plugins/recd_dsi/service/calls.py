@@ -27,6 +27,7 @@ from recd_plugins.api.reading import DamagedStripe
 __all__ = [
     "LARGEST_ANSWER",
     "Caller",
+    "OtherTable",
     "Refused",
     "Server",
     "answered",
@@ -43,9 +44,21 @@ class Refused(RegistryError):
     """A worker makes other batches than those it is asked for."""
 
 
+class OtherTable(Refused):
+    """It is of the same registry, and reads the table as it is by now, which is another one."""
+
+
 ERRORS: dict[str, type[RecdError]] = {
     kind.__name__: kind
-    for kind in (Refused, DataError, RegistryError, PluginError, CapabilityError, RecdError)
+    for kind in (
+        OtherTable,
+        Refused,
+        DataError,
+        RegistryError,
+        PluginError,
+        CapabilityError,
+        RecdError,
+    )
 }
 """The errors that come out as they went in; a plugin's own subclass of one comes out as that
 one."""

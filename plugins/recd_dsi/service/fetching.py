@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from recd_dsi.service.calls import Refused, answered, reason
+from recd_dsi.service.calls import OtherTable, Refused, answered, reason
 from recd_dsi.service.fleet import Fleet, Remote
 from recd_dsi.service.job import MOST_RANGES, BatchJob, Request
 from recd_dsi.service.shared_memory import NotShared, SharedReader, WrittenOver
@@ -187,8 +187,11 @@ class Fetching:
 
     def _raise_what_is_wrong(self, position: int, began: float) -> None:
         remotes = self._fleet.remotes()
-        if remotes and not self._served and self.refused.keys() >= {*remotes}:
-            raise self.refused[remotes[0]]
+        if remotes and self.refused.keys() >= {*remotes}:
+            refused = [self.refused[one] for one in remotes]
+            changed = next((one for one in refused if isinstance(one, OtherTable)), None)
+            if changed or not self._served:
+                raise changed or refused[0]
         if len(self._ended.get(position, ())) >= MOST_ENDED:
             raise DataError(
                 f"reader: {MOST_ENDED} workers ended, one after another, when they were asked for "

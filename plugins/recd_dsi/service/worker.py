@@ -24,6 +24,7 @@ import torch
 from recd_dsi.service.addresses import HOST, address_of, check_callable, without_brackets
 from recd_dsi.service.buffer import Buffer, DiskCache
 from recd_dsi.service.calls import (
+    OtherTable,
     Refused,
     Server,
     flight_error,
@@ -185,7 +186,8 @@ class Worker(Server):
             ours = (self._opened.delivery.digest, self._digests[job.split])
             table = self._opened.table(job.split, job.table) if job.delivery == ours[0] else None
             if table is None:
-                raise Refused(
+                kind = OtherTable if job.delivery == ours[0] else Refused
+                raise kind(
                     f"the worker at {self.address} makes batches of registry {ours[0]} and table "
                     f"{ours[1]}, but was asked for registry {job.delivery} and table {job.table}. "
                     "Start workers of the registry and the table that the trainer reads, or let "

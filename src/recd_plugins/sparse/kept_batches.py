@@ -106,7 +106,7 @@ def _tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a batch that have memory of their own, with the paths to them."""
     for path, part in walk(batch):
         for one in _held(part):
-            plain = one.layout is torch.strided and not one.is_quantized
+            plain = one.layout is torch.strided and not (one.is_quantized or one.is_meta)
             if plain and one.numel() and one.is_contiguous():
                 yield path, one.detach()
 

@@ -16,7 +16,14 @@ from recd_plugins.data.importing.text.escaped_quotes import doubled, undoubled
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import input_file
 
-__all__ = ["CutLines", "Lines", "check_quotes_end", "cut_lines", "first_lines"]
+__all__ = [
+    "CutLines",
+    "Lines",
+    "check_quotes_close",
+    "check_quotes_end",
+    "cut_lines",
+    "first_lines",
+]
 
 BLOCK_BYTES = 8 << 20
 """The size of a block of text, uncompressed."""
