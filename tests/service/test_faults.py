@@ -111,9 +111,8 @@ class Named(Fleet):
 
 def test_a_worker_of_another_registry_beside_its_own_is_told_and_ends_no_job(tables, undisturbed):
     """As where workers get a new registry one by one: once its own are gone, the rank reads."""
-    one = {**SERVICE, "workers": 1}
-    other = stack_of(tables, one, "ikjt", seed=4).loader(0, 1)
-    loader = stack_of(tables, {**one, "patience": 0.3}, "ikjt").loader(0, 1)
+    other = stack_of(tables, {**SERVICE, "workers": 1}, "ikjt", seed=4).loader(0, 1)
+    loader = stack_of(tables, {**SERVICE, "patience": 0.3}, "ikjt").loader(0, 1)
     fleets = [fleet_of(one) for one in (loader, other)]
     until(lambda: all(one.remotes() for one in fleets))
     own, foreign = (one.remotes()[0] for one in fleets)
