@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import signal
 import threading
@@ -21,6 +20,7 @@ from unittest import mock
 
 import pytest
 import torch
+from full_disk import files_of_at_most
 from probe_plugin import probe_registry
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -84,17 +84,6 @@ def test_a_full_disk_behind_the_output_is_named_as_that(
         with pytest.raises(OSError, match="standard output"), of_path(tmp_path):
             run_report.say("a line")
     run_report.close({})
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Inside, the system has no room for more bytes of a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_lines_that_the_disk_has_no_room_for_end_a_run_or_are_left_out(tmp_path: Path) -> None:
