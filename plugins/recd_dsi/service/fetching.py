@@ -36,8 +36,6 @@ MOST_AHEAD = 512
 TRIES = 2
 """How many workers must say that a batch cannot be made before that is believed; if the second one
 is away, the client waits for it."""
-
-
 MOST_ENDED = 5
 """How many workers may end, one after another, when they are asked for a batch."""
 

@@ -171,7 +171,7 @@ class ServiceLoader:
             for _ in range(first, order.num_batches):
                 batch = fetching.get()
                 self.taken, self.stalled = self.taken + 1, before + fetching.stalled
-                if len(fetching.refused) > len(self._reported):
+                if fetching.refused:
                     self._report_refused(fetching)
                 yield batch
         finally:

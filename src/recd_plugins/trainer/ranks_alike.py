@@ -4,7 +4,8 @@ that are summed over the ranks, so only a plugin can have them differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from recd_plugins.errors import PluginError, listed
 from recd_plugins.planning.together import on_every_rank
 
 __all__ = ["check_dense_alike", "check_rates_alike", "check_states_alike"]
+
+T = TypeVar("T")
 
 ROUNDING = 1e-3
 """The share of a parameter's norm by which ranks may be apart: machines may round otherwise."""
@@ -50,18 +53,12 @@ def check_dense_alike(model: nn.Module, dense: torch.optim.Optimizer, device: to
 def check_states_alike(model: nn.Module, dense: torch.optim.Optimizer) -> None:
     """`PluginError` on every rank if ranks have other shapes of what the dense optimizer keeps for
     a parameter, of which a checkpoint holds one rank's; every rank calls it."""
-    if dist.get_world_size() == 1:
-        return
-    first: dict[str, tuple[int, list[int]]] = {}
-    for rank, shapes in enumerate(on_every_rank(lambda: _shapes(model, dense))):
-        for name, shape in shapes.items():
-            other, found = first.setdefault(name, (rank, shape))
-            if shape != found:
-                raise PluginError(
-                    f"optimizer: the state {name} has the shape {found} on rank {other} and "
-                    f"{shape} on rank {rank}, so that no checkpoint can have it: those hold one "
-                    "rank's for all. Let the optimizer keep the same of a parameter on all ranks."
-                )
+    for name, (other, found), (rank, shape) in _differing(lambda: _shapes(model, dense)):
+        raise PluginError(
+            f"optimizer: the state {name} has the shape {found} on rank {other} and {shape} on "
+            f"rank {rank}, so that no checkpoint can have it: those hold one rank's for all. Let "
+            "the optimizer keep the same of a parameter on all ranks."
+        )
 
 
 def _shapes(model: nn.Module, dense: torch.optim.Optimizer) -> dict[str, list[int]]:
@@ -77,19 +74,26 @@ def _shapes(model: nn.Module, dense: torch.optim.Optimizer) -> dict[str, list[in
 def check_rates_alike(tables: KeyedOptimizer) -> None:
     """`PluginError` on every rank if ranks have different learning rates for the same table; every
     rank calls it."""
+    for name, (other, found), (rank, rate) in _differing(lambda: _rates(tables)):
+        raise PluginError(
+            f"{name}: its learning rate is {found:g} on rank {other} and {rate:g} on rank {rank}, "
+            "so that its rows learn by where they are. Let a callback set rates by what all ranks "
+            "know alike, as steps and metrics are, not the loss of a rank's own batch."
+        )
+
+
+def _differing(
+    own: Callable[[], Mapping[str, T]],
+) -> Iterator[tuple[str, tuple[int, T], tuple[int, T]]]:
+    """What two ranks have otherwise, by name: each with its number; every rank calls it."""
     if dist.get_world_size() == 1:
         return
-    first: dict[str, tuple[int, float]] = {}
-    for rank, rates in enumerate(on_every_rank(lambda: _rates(tables))):
-        for name, rate in rates.items():
-            other, found = first.setdefault(name, (rank, rate))
-            if rate != found:
-                raise PluginError(
-                    f"{name}: its learning rate is {found:g} on rank {other} and {rate:g} on rank "
-                    f"{rank}, so that its rows learn by where they are. Let a callback set rates "
-                    "by what all ranks know alike, as steps and metrics are, not the loss of a "
-                    "rank's own batch."
-                )
+    first: dict[str, tuple[int, T]] = {}
+    for rank, found in enumerate(on_every_rank(own)):
+        for name, value in found.items():
+            other = first.setdefault(name, (rank, value))
+            if value != other[1]:
+                yield name, other, (rank, value)
 
 
 def _rates(tables: KeyedOptimizer) -> dict[str, float]:

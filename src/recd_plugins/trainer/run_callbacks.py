@@ -60,7 +60,7 @@ class Callbacks:
     def call(self, event: str, *args: Any) -> None:
         """Call the method `event` of each, with these arguments."""
         for callback, choice in self._callbacks[:: -1 if event == "after_step" else 1]:
-            before = _run_state(*args)
+            before = _run_state(*args) if choice is not None else ()
             with _named(choice, event), self._runs(choice, event):
                 returned = getattr(callback, event)(*args)
             if choice is not None:

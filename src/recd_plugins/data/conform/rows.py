@@ -53,6 +53,7 @@ __all__ = [
     "conform",
     "dropping_columns",
     "made_by",
+    "only",
     "roles_of",
     "rows_left",
     "source_columns",
@@ -73,7 +74,7 @@ def conform(
     in_range: Collection[str] = (),
     dropped: Counter[str] | None = None,
     drops: bool = True,
-    whole_rows: bool = False,
+    left: npt.NDArray[np.int64] | None = None,
 ) -> pa.Table:
     """The rows of `chunk` as rows of `schema.conformed`, in the same order.
 
@@ -81,15 +82,18 @@ def conform(
     first row there. `columns` are the conformed columns to make, by default all; the chunk needs
     only the columns that they are made of. The features in `in_range` have ids that are known to be
     in range. Rows with a null in a column with `nulls: drop` are left out; `dropped` counts them by
-    column. With `whole_rows` those are left out, too, that have it in a column of the chunk of
-    which none is made. If every row must stay, `drops` is false, and no error advises to drop rows.
-    A column that already conforms is not copied.
+    column. `left` are the rows to keep, where `rows_left` has found them by more columns than those
+    that are made. If every row must stay, `drops` is false, and no error advises to drop rows. A
+    column that already conforms is not copied.
     """
-    every = roles_of(schema, in_range)
-    roles = {name: role for name, role in every.items() if columns is None or name in columns}
-    if not whole_rows:
-        return made_by(roles, chunk, where, first_row=first_row, dropped=dropped, drops=drops)
-    return made_by(roles, chunk, where, first_row=first_row, left=rows_left(chunk, schema))
+    roles = {
+        name: role
+        for name, role in roles_of(schema, in_range).items()
+        if columns is None or name in columns
+    }
+    return made_by(
+        roles, chunk, where, first_row=first_row, dropped=dropped, drops=drops, left=left
+    )
 
 
 def made_by(
@@ -102,15 +106,13 @@ def made_by(
     drops: bool = True,
     left: npt.NDArray[np.int64] | None = None,
 ) -> pa.Table:
-    """What `conform` returns, by roles that `roles_of` found: for many calls with few of them.
-    `left` are the rows to keep, where others are left out than those with a null in these roles."""
+    """What `conform` returns, by roles that `roles_of` found: for many calls with few of them."""
     for name, what, cure in _problems(chunk.schema, roles):
         raise Spot(where, name).error(what, cure)
     kept = left
     if kept is None:
         kept = _kept(chunk, roles, Counter() if dropped is None else dropped)
-    if kept is not None:
-        chunk = without_views(chunk).take(pa.array(kept))
+    chunk = only(chunk, kept)
     found = {}
     for name, role in roles.items():
         spots = [
@@ -126,6 +128,11 @@ def rows_left(chunk: pa.Table, schema: ForeignSchema) -> npt.NDArray[np.int64] |
     there = {*chunk.column_names}
     roles = {name: one for name, one in roles_of(schema).items() if there.issuperset(one.sources)}
     return _kept(chunk, roles, Counter())
+
+
+def only(rows: pa.Table, left: npt.NDArray[np.int64] | None) -> pa.Table:
+    """The rows that `rows_left` found."""
+    return rows if left is None else without_views(rows).take(pa.array(left))
 
 
 def dropping_columns(schema: ForeignSchema) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from recd_plugins.data.conform.rows import conform, dropping_columns, rows_left
-from recd_plugins.data.conform.values import without_views
+from recd_plugins.data.conform.rows import conform, dropping_columns, only, rows_left
 from recd_plugins.data.dataset import Split
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.reading import Block
@@ -39,7 +38,7 @@ class RowSplit:
         """The rows, as they were read, that become train rows: neither those for testing nor those
         that are left out for a null."""
         where, left = str(block.file.path), rows_left(raw, self.schema)
-        rows = raw if left is None else without_views(raw).take(pa.array(left))
+        rows = only(raw, left)
         if self.split is None:
             return rows
         if self.split.column is not None:
@@ -47,16 +46,19 @@ class RowSplit:
             tested = tested if left is None else tested[left]
         else:
             assert self.cut is not None
-            tested = self.times(raw, block) >= self.cut
+            tested = self._times(raw, block, left) >= self.cut
         return rows.filter(pa.array(~tested))
 
     def times(self, raw: pa.Table, block: Block) -> npt.NDArray[np.int64]:
         """[N] the times of the rows that are not left out for a null."""
+        return self._times(raw, block, rows_left(raw, self.schema))
+
+    def _times(
+        self, raw: pa.Table, block: Block, left: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.int64]:
         where, name = str(block.file.path), self.schema.conformed.timestamp
         assert name is not None
-        rows = conform(
-            raw, self.schema, where, columns=[name], first_row=block.first, whole_rows=True
-        )
+        rows = conform(raw, self.schema, where, columns=[name], first_row=block.first, left=left)
         found: npt.NDArray[np.int64] = rows[name].to_numpy()
         return found
 

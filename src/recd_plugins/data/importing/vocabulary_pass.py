@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
-from recd_plugins.data.conform.rows import dropping_columns, rows_left
+from recd_plugins.data.conform.rows import dropping_columns, only, rows_left
 from recd_plugins.data.conform.spot import Spot
-from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.conform.vocabulary import Counted, VocabularyCounts, counted
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.importing.column_types import ColumnTypes, Misfit, wider
@@ -99,8 +96,8 @@ def _counts(
 
     def count(block: Block) -> list[Counted]:
         rows, where = block.rows(read, read_as), str(block.file.path)
-        if schema is not None and (left := rows_left(rows, schema)) is not None:
-            rows = without_views(rows).take(pa.array(left))
+        if schema is not None:
+            rows = only(rows, rows_left(rows, schema))
         # One column may hold an integer per row, and another lists of texts.
         return [
             counted(rows[name].chunks, Spot(where, name), missing(name))
