@@ -284,6 +284,18 @@ def test_where_the_terminal_is_said_to_have_no_columns_all_is_printed(arguments:
     assert arguments[-1].partition("=")[0] in done.stdout + done.stderr
 
 
+def test_nobody_looks_for_garbage_among_imports_as_a_program_ends() -> None:
+    script = """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_freeze_count() > 10_000, gc.get_count()[0] < 700))
+from recd_plugins.__main__ import main
+sys.argv = ["recd", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.splitlines()[1:] == ["True True"], done.stderr
+
+
 def test_a_registry_that_cannot_be_read_is_named_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("train: [")
     script = """
