@@ -87,6 +87,7 @@ def test_a_plans_way_is_the_same_in_the_page_and_in_the_package() -> None:
             for name in ("cluster", "prices", "tables", "tier_plans", "torchrec_plan")
         ),
         *(TRAINER, TRAINER / "checkpoints", TRAINER / "measure"),
+        *(HOST / name for name in ("hooks", "registry", "stack")),
     ],
 )
 def test_the_guide_of_a_package_names_its_files(package: Path) -> None:
