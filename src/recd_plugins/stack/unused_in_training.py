@@ -79,11 +79,11 @@ class UnusedInTraining:
         *,
         plan: ShardingPlan,
         planner: Planner,
-        planning: Choice,
+        choice: Choice,
     ) -> None:
-        """The `planning` choice has built the planner that made the plan."""
+        """The `choice` has built the planner that made the plan."""
         self._registry, self._usage, self._plan = registry, usage, plan
-        self._planner, self._planning = planner, planning
+        self._planner, self._choice = planner, choice
         self._tier_plan = planner.tier_plan if isinstance(planner, TierPlanner) else None
 
     def as_training_begins(self, model: nn.Module, *, unconverted: bool) -> Iterator[Notice]:
@@ -162,23 +162,23 @@ class UnusedInTraining:
     def _shards_otherwise(self, model: nn.Module) -> Iterator[Notice]:
         """A notice of planned tables that no tiers stand in front of, or that are sharded by
         another plan."""
-        planner, planning, tier_plan = self._planner, self._planning, self._tier_plan
+        planner, choice, tier_plan = self._planner, self._choice, self._tier_plan
         tiered = isinstance(planner, TierPlanner) and planner
         if tiered and tier_plan is not None and (bare := tiered.without_tiers(tier_plan)):
             every = len(bare) == len(tier_plan.tables)
             of_some = f"no tiers are in front of {listed(bare, kind='table')}"
             left = "no table has its tiers" if every else of_some
             yield _unused(
-                planning,
+                choice,
                 f"the model was sharded without its sharders, or by another plan, so that {left}",
                 "Write `DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, "
                 "before stack.plan is given another model.",
             )
-        elif planning.record.slot in self._registry.source.values and (
+        elif choice.record.slot in self._registry.source.values and (
             others := _sharded_otherwise(model, self._plan)
         ):
             yield _unused(
-                planning,
+                choice,
                 f"the model was sharded by another plan, which has {listed(others)}",
                 "Hand DistributedModelParallel what stack.plan returned: `plan=plan`.",
             )
@@ -197,7 +197,7 @@ class UnusedInTraining:
             )
         elif isinstance(self._planner, Retiers) and self._planner.begins_empty:
             yield _unused(
-                self._planning,
+                self._choice,
                 "no row has a replica before they are moved first, and nothing moves them",
                 "Set `train.retier_every` for `recd train`, call "
                 "`stack.retiering_planner().retier(batches, group)` on every rank between two "

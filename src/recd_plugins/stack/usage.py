@@ -228,14 +228,14 @@ class Usage:
                 )
             )
 
-    def not_kept(self, planning: Choice, tables: Sequence[str]) -> None:
+    def not_kept(self, choice: Choice, tables: Sequence[str]) -> None:
         """A plan places tables otherwise than the trainer's constraints allow."""
         if tables:
             self._give(
                 Unused(
                     what="stack.plan(constraints=...)",
-                    why=f"it does not allow {', '.join(tables)}, as `{planning.where}: "
-                    f"{planning.record.name}` plans",
+                    why=f"it does not allow {', '.join(tables)}, as `{choice.where}: "
+                    f"{choice.record.name}` plans",
                     cure="Let that planner follow `context.constraints`, or take these tables out "
                     "of the constraints.",
                 )
@@ -252,24 +252,24 @@ class Usage:
                 )
             )
 
-    def left_whole(self, planning: Choice, modules: Sequence[str]) -> None:
+    def left_whole(self, choice: Choice, modules: Sequence[str]) -> None:
         """A plan leaves out some modules with tables."""
         if modules:
             self._give(
                 Otherwise(
-                    what=planning.what,
+                    what=choice.what,
                     why=f"its plan leaves out {', '.join(modules)}, which every rank then has "
                     "whole, and the dense optimizer steps, if any",
                     cure="Have the planner place every module that `context.sharders()` are for.",
                 )
             )
 
-    def too_large(self, planning: Choice, held: float, has: int, ranks: int) -> None:
+    def too_large(self, choice: Choice, held: float, has: int, ranks: int) -> None:
         """By a plan the ranks of this machine hold `held` bytes."""
         if held > has:
             self._give(
                 TooLarge(
-                    what=planning.what,
+                    what=choice.what,
                     why=f"by its plan the ranks of this machine, {ranks}, hold {held / GB:,.3g} GB "
                     f"of tables, state and replicas, and it has {has / GB:,.3g} GB of memory",
                     cure="Write `host_memory_gb` of a rank under `topology`, "
@@ -278,25 +278,25 @@ class Usage:
                 )
             )
 
-    def beyond_topology(self, planning: Choice, held: float, key: str, gigabytes: float) -> None:
+    def beyond_topology(self, choice: Choice, held: float, key: str, gigabytes: float) -> None:
         """By a stranger's plan some rank holds `held` bytes, where the topology's `key` says how
         many it may."""
         if held > gigabytes * GB:
             self._give(
                 TooLarge(
-                    what=planning.what,
+                    what=choice.what,
                     why=f"by its plan a rank holds {held / GB:,.3g} GB of tables and state, and "
                     f"`topology: {{{key}: {gigabytes:g}}}` is what it has",
                     cure=f"Have the planner keep to `topology.{key}`, or write what ranks have.",
                 )
             )
 
-    def too_large_for_a_device(self, planning: Choice, held: float, has: int) -> None:
+    def too_large_for_a_device(self, choice: Choice, held: float, has: int) -> None:
         """By a plan some rank holds `held` bytes on its accelerator."""
         if held > has:
             self._give(
                 TooLarge(
-                    what=planning.what,
+                    what=choice.what,
                     why=f"by its plan a rank's GPU holds {held / GB:,.3g} GB of tables, state and "
                     f"replicas, and the one here has {has / GB:,.3g} GB of memory",
                     cure=f"Write `device_memory_gb` under `topology`, {has / GB:.3g} or less, and "
@@ -304,12 +304,12 @@ class Usage:
                 )
             )
 
-    def stepped_densely(self, planning: Choice, tables: Sequence[str]) -> None:
+    def stepped_densely(self, choice: Choice, tables: Sequence[str]) -> None:
         """A plan has the dense optimizer step some tables for which another one is named."""
         if tables:
             self._give(
                 Otherwise(
-                    what=planning.what,
+                    what=choice.what,
                     why=f"it has {listed(tables, kind='table')} data-parallel, or with the dense "
                     "kernel: the dense optimizer steps them, if any, and not the one that is named "
                     "for tables",
@@ -367,12 +367,10 @@ class Usage:
             )
         )
 
-    def planned(
-        self, planner: Planner, planning: Choice, group: ProcessGroup | None = None
-    ) -> None:
+    def planned(self, planner: Planner, choice: Choice, group: ProcessGroup | None = None) -> None:
         """Give the notices that rank 0 found in planning; where these are an error, all ranks of
         the group raise it."""
-        found = partial(planning.notices, planner)
+        found = partial(choice.notices, planner)
         if group is None:
             self._notices.give(found(), 0)
         elif self._registry.strict:

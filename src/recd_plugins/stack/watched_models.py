@@ -51,7 +51,7 @@ class WatchedModels:
         model: nn.Module,
         plan: ShardingPlan,
         planner: Planner,
-        planning: Choice,
+        choice: Choice,
         unique: Groups = (),
     ) -> None:
         """Look at a model that has a plan, and is adapted to the groups of `unique`, once its
@@ -65,17 +65,17 @@ class WatchedModels:
             model=model,
             plan=plan,
             planner=planner,
-            planning=planning,
+            choice=choice,
             unique=unique,
         )
         self._watching[model], self._begin[model] = watch.begin(model), watch.begin
 
     def watch_unplanned(
-        self, model: nn.Module, planning: Choice, has_plan: Callable[[], Any]
+        self, model: nn.Module, choice: Choice, has_plan: Callable[[], Any]
     ) -> None:
         """Look at a model that was adapted once it surely trains: by then the planner that
         registry.yaml names should have been asked for a plan."""
-        if planning.record.slot not in self._registry.source.values:
+        if choice.record.slot not in self._registry.source.values:
             return
         trained = 0
 
@@ -87,11 +87,11 @@ class WatchedModels:
             watching.remove()
             if not has_plan():
                 self._usage.unused(
-                    planning,
+                    choice,
                     "this trainer asks for no plan: it never calls stack.plan",
                     "Write `plan = stack.plan(model, batches=loader)` and "
                     "`DistributedModelParallel(model, plan=plan, sharders=stack.sharders())`, or "
-                    f"take `{planning.record.slot}` out of registry.yaml.",
+                    f"take `{choice.record.slot}` out of registry.yaml.",
                 )
 
         watching: RemovableHandle = model.register_forward_pre_hook(_Hook(trains))
@@ -122,16 +122,14 @@ class _Watch:
         model: nn.Module,
         plan: ShardingPlan,
         planner: Planner,
-        planning: Choice,
+        choice: Choice,
         unique: Groups,
     ) -> None:
         """`watched` are the models that were planned themselves."""
         self._registry, self._usage, self._watched = registry, usage, watched
         self._planned = ref(model)
-        self._planner, self._planning, self._unique = planner, planning, unique
-        self._unused = UnusedInTraining(
-            registry, usage, plan=plan, planner=planner, planning=planning
-        )
+        self._planner, self._choice, self._unique = planner, choice, unique
+        self._unused = UnusedInTraining(registry, usage, plan=plan, planner=planner, choice=choice)
         self._looked = False
         self._unsharded = 0
         """The forwards of the unsharded model that may have trained it."""
@@ -168,7 +166,7 @@ class _Watch:
         if self._unsharded == SURELY_TRAINS:
             self._end()
             self._usage.unused(
-                self._planning,
+                self._choice,
                 "the model trains unsharded: its plan knows modules by their paths in what "
                 "stack.plan was given, and DistributedModelParallel finds none there",
                 "Hand stack.plan what DistributedModelParallel is handed, with the module "
