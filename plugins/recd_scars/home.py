@@ -1,4 +1,4 @@
-"""The homes that tables can have: on which devices, and how the planner of the others counts their
+"""The homes that tables can have: on which devices, and how the planner behind counts their
 memory."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_home(home: Home, device: Literal["cpu", "cuda"]) -> None:
 
 
 def seen_from(home: Home, topology: Topology) -> Topology:
-    """The topology by which the planner of the others counts a rank's memory.
+    """The topology by which the planner behind counts a rank's memory.
 
     Mapped tables take no memory. For tables in host memory we count the device's memory ourselves:
     it holds replicas and caches, which TorchRec does not know of.

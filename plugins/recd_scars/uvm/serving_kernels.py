@@ -44,7 +44,7 @@ class ServingKernels:
     """The bytes of a rank's device that are left for tables and their caches."""
     choices: Mapping[str, KernelChoice]
     kernels: Mapping[str, TableConstraint]
-    """The choices as constraints, for the planner of the other tables."""
+    """The choices as constraints, for the planner behind."""
     reason: str
 
     @classmethod

@@ -54,8 +54,8 @@ class Choice:
     features: tuple[str, ...] = ("*",)
     """Names or globs of the features that it is for (`preprocess`, `pooling`)."""
     others: Choice | None = None
-    """The planner of the other tables, if the record's planner stands in front of one (`in_front`);
-    else None."""
+    """The choice of the planner behind, if the record's planner stands in front of one
+    (`in_front`); else None."""
     source: Source | None = field(default=None, repr=False, compare=False)
     """The registry that has it, whose lines messages name; None of one that is in no registry."""
 

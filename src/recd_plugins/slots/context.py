@@ -103,8 +103,8 @@ class Context:
     neighbours: Mapping[str, Any] = field(default_factory=dict)
     """The builds of the slots named in the record's `uses`."""
     others: Planner | None = None
-    """The planner of the others: it plans what this record's planner leaves to it, where the
-    record stands in front of one (`in_front`)."""
+    """The planner behind: it plans what this record's planner leaves to it, where the record stands
+    in front of one (`in_front`)."""
     where: str = ""
     """The path in registry.yaml of what is built, for messages."""
     name: str = ""
@@ -161,13 +161,13 @@ class Context:
         return f"{self.where}: {self.name}: " if self.where else ""
 
     def require_others(self) -> HoldsRowWise:
-        """The planner of the others; an error if no planner can stand in front of it."""
+        """The planner behind; an error if no planner can stand in front of it."""
         others, where = self.others, self.where or "the planner"
         planner = f"{where}: {self.name}" if self.name else where
         if others is None:
             raise PluginError(
-                f"{where}: there is no planner of the other tables to stand in front of. Declare "
-                "its record with `in_front=True`, so that the host builds one."
+                f"{where}: no planner is behind it. Declare its record with `in_front=True`, so "
+                "that the host builds one."
             )
         behind = "`sharding: {use: torchrec}`"
         if self.where != "cache":

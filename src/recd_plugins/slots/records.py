@@ -219,9 +219,9 @@ class CallbackRecord(Record[C, Callback]):
 
 
 OTHERS_DOC = (
-    "the planner of the others, which plans what this one leaves to it, a record of the sharding "
-    "slot: `others: {use: name, option: value}`. Without it, a sharding has TorchRec's planner "
-    "behind it, and a cache that of the slot sharding."
+    "the planner behind, which plans what this one leaves to it, a record of the sharding slot: "
+    "`others: {use: name, option: value}`. Without it, a sharding has TorchRec's planner behind "
+    "it, and a cache that of the slot sharding."
 )
 """What registry.yaml may say of every record that stands in front of a planner."""
 

@@ -146,7 +146,8 @@ class TierPlanner(TierPolicy, Proposes, Retiers, GivesNotices):
         return [*(made.notices if made else ()), *of_the_model, *others]
 
     def sharders(self) -> list[ModuleSharder[nn.Module]]:
-        """The sharders of the others, with tiers in front of tables where the plan has any."""
+        """The sharders of the planner behind, with tiers in front of the tables that are
+        planned."""
         held = () if self._proposal is None else self._proposal.held
         found = sharders_of(having_row_wise(self.others, held, self.kernels()))
         if self.tier_plan is not None:

@@ -56,15 +56,14 @@ class TierPolicy(Tiered, TakesContext):
         plan: Path | None = None,
         others: HoldsRowWise | None = None,
     ) -> None:
-        """`others` is the planner of the other tables, by default the context's. Tables are
-        profiled on `profile_batches` batches of each rank, by default on as many as it takes
-        (`count_sample`), unless a saved `profile` is named. A saved tier `plan` is taken as it
-        is."""
+        """`others` is the planner behind, by default the context's. Tables are profiled on
+        `profile_batches` batches of each rank, by default on as many as it takes (`count_sample`),
+        unless a saved `profile` is named. A saved tier `plan` is taken as it is."""
         self.context = context
         """The context of the job that is planned."""
         self.others = others or context.require_others()
-        """The planner of the tables that get no replicas, and of where the homes of the others
-        are."""
+        """The planner behind: of the tables that get no replicas, and of where the homes of those
+        with replicas are."""
         self.profile_path = profile
         self.num_profile_batches = profile_batches
         self.plan_path = plan
@@ -136,7 +135,7 @@ class TierPolicy(Tiered, TakesContext):
         return False
 
     def home(self, topology: Topology) -> Topology:
-        """The topology by which the planner of the others counts the memory of tables at home."""
+        """The topology by which the planner behind counts the memory of tables at home."""
         return topology
 
     def kernels(self) -> Mapping[str, TableConstraint]:

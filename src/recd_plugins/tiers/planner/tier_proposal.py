@@ -97,7 +97,7 @@ class TierProposal:
         """The tables that are row-wise, whatever the planner behind would choose."""
         self._forced = True
         self.behind = policy.others
-        """The planner of the others as it made the plan: the policy's `others`, or a copy."""
+        """The planner behind as it made the plan: the policy's `others`, or a copy."""
 
     @property
     def mapped(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class TierProposal:
         if unused := self._nothing_to_plan():
             self.notices = [unused]
             reason = f"{self._name}: {unused.why}, so every table is left to TorchRec's planner. "
-            return reason + unused.cure, self._plan_of_others()
+            return reason + unused.cure, self._plan_behind()
         reason, own = self._by_policy()
         if not self.held:
             return reason, own
@@ -138,7 +138,7 @@ class TierProposal:
         """The plan around a saved tier plan, and what that says, in words."""
         reason = self._from_file(path)
         self.held = tuple(self.tier_plan.tables) if self.tier_plan else ()
-        plan = self._plan_of_others()
+        plan = self._plan_behind()
         if self.tier_plan is not None:
             rows = self._kernel_rows()
             rows.check_saved(self.tier_plan, plan, f"{self._policy.options_in}.plan: {path}")
@@ -334,9 +334,9 @@ class TierProposal:
         """The plan beside the tier plan; or the planner's `own` one, and a notice, where a step is
         slower with tiers and nobody forced them, or where they leave no room."""
         mapped = self._homes.mapped
-        others, plan, slower = self._beside_tiers()
+        behind, plan, slower = self._beside_tiers()
         if plan is not None and (self._forced or not slower):
-            self.behind = others
+            self.behind = behind
             return reason, plan
         self._homes.mapped = mapped
         self.tier_plan, self.held = None, ()
@@ -345,7 +345,7 @@ class TierProposal:
         self.notices.append(Unused(what=self._who, why=slower, cure=cure))
         return f"{reason}\n{slower}", own
 
-    def _plan_of_others(self) -> ShardingPlan:
+    def _plan_behind(self) -> ShardingPlan:
         """The plan of the planner behind, beside tables that it must have row-wise."""
         self.behind, plan, _ = self._beside_tiers()
         assert plan is not None  # only a planner that chose sizes goes without one
@@ -354,16 +354,16 @@ class TierProposal:
     def _beside_tiers(self) -> tuple[HoldsRowWise, ShardingPlan | None, str]:
         """The planner behind, which has the tables with sizes row-wise; its plan, if it finds one;
         and what to say if a step is slower by it, or if replicas leave no room for any plan."""
-        others, homes = self._others_planner(), self._homes
+        behind, homes = self._planner_behind(), self._homes
         try:
-            others, plan = homes.plan_beside(others, self._replica_bytes, self._fused)
+            behind, plan = homes.plan_beside(behind, self._replica_bytes, self._fused)
         except RecdError as error:
             if self._policy.chooses_homes and not self.held and without_advice(error) != str(error):
                 raise homes.none_may_leave(error) from error
             if not self._policy.chooses_homes or not self.held:
                 raise
             why = f"{self._name}: {without_advice(error)} All is left to the planner behind."
-            return others, None, why
+            return behind, None, why
         if homes.lacking is not None:
             # Tables whose rows travel may be in a module of their own, and look up there.
             held = dict.fromkeys(self.held, TableSizes())
@@ -371,11 +371,11 @@ class TierProposal:
             if empty := empty or homes.empty_somewhere(plan, self._fused):
                 names = listed(empty, kind="table")
                 why = f"row-wise, {names} in memory would have no row on some rank"
-                return others, None, f"{self._name}: {why}: all is left to the planner behind."
-        return others, plan, self._placed_anew(plan, homes.mapped)
+                return behind, None, f"{self._name}: {why}: all is left to the planner behind."
+        return behind, plan, self._placed_anew(plan, homes.mapped)
 
-    def _others_planner(self) -> HoldsRowWise:
-        """The planner of the others, which has the tables with sizes row-wise."""
+    def _planner_behind(self) -> HoldsRowWise:
+        """The planner behind, which has the tables with sizes row-wise."""
         return having_row_wise(self._policy.others, self.held, self._policy.kernels())
 
     @property
