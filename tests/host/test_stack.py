@@ -411,10 +411,10 @@ def test_batches_of_a_plugin_that_has_changed_since_are_others(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("part", "made", "says"),
     [
-        ("schema", None, "`schema` of Counting is a NoneType, where it must be of type Schema."),
-        ("chunks", lambda *_: None, "`chunks` of Counting is a NoneType"),
-        ("chunks", lambda *_: [{}], "a chunk of Counting is a dict, where it must be of type Tab"),
-        ("num_rows", lambda *_: "many", "`num_rows` of Counting is a str"),
+        ("schema", None, "`schema` of Counting is None, whose type must be Schema."),
+        ("chunks", lambda *_: None, "`chunks` of Counting is None"),
+        ("chunks", lambda *_: [{}], "a chunk of Counting is a dict, whose type must be Table."),
+        ("num_rows", lambda *_: "many", "`num_rows` of Counting is the str 'many'"),
     ],
 )
 def test_a_dataset_that_yields_no_tables_is_told(

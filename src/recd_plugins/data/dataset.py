@@ -17,7 +17,7 @@ from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
-from recd_plugins.errors import PluginError, RecdError, listed
+from recd_plugins.errors import RecdError, check_made, listed
 from recd_plugins.notices import NoticeWarning
 
 __all__ = ["SPLITS", "Dataset", "Split", "Tables"]
@@ -88,9 +88,12 @@ class Dataset(ABC):
         if path.is_dir():
             return Table.open(path)
         schema, total = self.schema, self.num_rows(split)
-        _hold(self, "`schema`", schema, Schema, "Return a Schema of the columns.")
+        whose = f"of {type(self).__name__} is"
+        fix = "Return a Schema of the columns."
+        check_made(schema, Schema, f"dataset: `schema` {whose}", fix)
         if total is not None:
-            _hold(self, "`num_rows`", total, Integral, "Return the number of rows, or None.")
+            fix = "Return the number of rows, or None."
+            check_made(total, Integral, f"dataset: `num_rows` {whose}", fix)
         chunks = _tables(self, split, frozenset(schema.columns))
         return write_table(path, schema, chunks, progress=progress, total=total)
 
@@ -99,11 +102,11 @@ def _tables(dataset: Dataset, split: Split, columns: frozenset[str]) -> Iterator
     """The chunks of a split, each checked to be a table; a notice names those of its columns that
     are not written."""
     chunks: object = dataset.chunks(split)
-    fix = "Yield tables, as `yield pa.table({...})`."
-    _hold(dataset, "`chunks`", chunks, Iterable, fix)
+    fix, whose = "Yield tables, as `yield pa.table({...})`.", f"of {type(dataset).__name__} is"
+    check_made(chunks, Iterable, f"dataset: `chunks` {whose}", fix)
     left: set[str] = set()
     for chunk in cast("Iterable[object]", chunks):
-        _hold(dataset, "a chunk", chunk, pa.Table, fix)
+        check_made(chunk, pa.Table, f"dataset: a chunk {whose}", fix)
         table = cast("pa.Table", chunk)
         if new := [name for name in table.column_names if name not in columns | left]:
             left.update(new)
@@ -115,11 +118,3 @@ def _tables(dataset: Dataset, split: Split, columns: frozenset[str]) -> Iterator
                 stacklevel=2,
             )
         yield table
-
-
-def _hold(dataset: Dataset, part: str, made: object, kind: type, fix: str) -> None:
-    if not isinstance(made, kind):
-        raise PluginError(
-            f"dataset: {part} of {type(dataset).__name__} is a {type(made).__name__}, where it "
-            f"must be of type {kind.__name__}. {fix}"
-        )
