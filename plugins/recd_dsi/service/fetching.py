@@ -33,7 +33,7 @@ TICK = 0.1
 """Seconds between two checks for what is late."""
 MOST_AHEAD = 512
 """The most batches that are requested ahead, however small they are."""
-TRIES = 2
+AGREEING = 2
 """How many workers must say that a batch cannot be made before that is believed; if the second one
 is away, the client waits for it."""
 MOST_ENDED = 5
@@ -198,7 +198,7 @@ class Fetching:
                 "rank itself would end, and say where."
             )
         answers = self._errors.get(position, {})
-        if len(answers) >= min(TRIES, self._fleet.seats):
+        if len(answers) >= min(AGREEING, self._fleet.seats):
             raise next(iter(answers.values()))
         others = [
             remote
@@ -336,10 +336,10 @@ class Fetching:
     def _wanted_again(self, remote: Remote) -> range | None:
         """A batch that another worker was asked for in vain."""
         for position in sorted(self._again):
-            refused = self._errors.get(position, {})
-            if remote.address in refused:
+            errors = self._errors.get(position, {})
+            if remote.address in errors:
                 continue
-            if refused or self._of_turn(self._turns.turn(position)) is remote:
+            if errors or self._of_turn(self._turns.turn(position)) is remote:
                 return range(position, position + 1)
         return None
 
