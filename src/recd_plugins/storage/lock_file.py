@@ -16,7 +16,7 @@ from typing import IO
 from recd_plugins.errors import DataError
 from recd_plugins.storage.uri import Location
 
-__all__ = ["LockFile", "LockHeld", "written_alone"]
+__all__ = ["LockFile", "LockHeld", "lock_beside", "written_alone"]
 
 HAS_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -91,15 +91,19 @@ def _holder(file: IO[str]) -> str:
         return "another process"  # it holds the lock, but has not yet written who it is
 
 
+def lock_beside(folder: Path) -> Path:
+    """The lock file of a folder: beside the folder, which need not exist."""
+    real = Path(os.path.realpath(folder))
+    return real.with_name(f".{real.name}.lock")
+
+
 @contextlib.contextmanager
 def written_alone(folder: Path, name: Location) -> Iterator[None]:
     """Inside, no other process that calls this too writes this folder.
 
     Raises `DataError`, with the name that the user gave, if another process is already writing it.
-    The lock file is beside the folder, which need not exist.
     """
-    real = Path(os.path.realpath(folder))
-    lock = LockFile(real.with_name(f".{real.name}.lock"))
+    lock = LockFile(lock_beside(folder))
     try:
         lock.take()
     except LockHeld as held:

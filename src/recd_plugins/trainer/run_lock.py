@@ -3,13 +3,12 @@ free when the process that holds it ends."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.notices import NoticeWarning
-from recd_plugins.storage.lock_file import LockFile, LockHeld
+from recd_plugins.storage.lock_file import LockFile, LockHeld, lock_beside
 
 __all__ = ["RunLock", "check_free"]
 
@@ -19,7 +18,7 @@ class RunLock:
 
     def __init__(self, run: Path, option: str = "train.run") -> None:
         self._run, self._option = run, option
-        self._lock = LockFile(_lock_of(run))
+        self._lock = LockFile(lock_beside(run))
 
     def take(self) -> None:
         """Lock the run from now on; if another job holds it, a `RegistryError` names that job."""
@@ -47,11 +46,6 @@ class RunLock:
 
 def check_free(run: Path, option: str = "train.run") -> None:
     """`RegistryError` if another job is training in the folder that `option` names."""
-    if _lock_of(run).exists():
+    if lock_beside(run).exists():
         with RunLock(run, option) as lock:
             lock.take()
-
-
-def _lock_of(run: Path) -> Path:
-    run = Path(os.path.realpath(run))
-    return run.with_name(f".{run.name}.lock")
