@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recd_plugins.errors import DataError, so_many
+from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.json_mappings import from_items
 from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in, step_of
 from recd_plugins.trainer.checkpoints.version_before import VERSION
@@ -54,9 +55,7 @@ class FileDigest(NamedTuple):
 
 
 def digest_of(file: Path) -> FileDigest:
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-        return FileDigest(opened.tell(), found)
+    return FileDigest(file.stat().st_size, sha256_of(file))
 
 
 def write_digest(folder: Path, files: Mapping[str, FileDigest]) -> None:
