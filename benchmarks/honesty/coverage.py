@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.harness import Figure
 from benchmarks.honesty.tables import RANKS, HonestyTable
 from recd_plugins.planning.access.access_profile import Tally
+from recd_plugins.planning.access.batches_of_ranks import BatchesOfRanks
 from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.row_counter import RowCounter
 from recd_plugins.planning.access.sample import sample_of
 

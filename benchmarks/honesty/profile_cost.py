@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.harness import Figure
 from benchmarks.honesty.tables import RANKS, Generated
-from recd_plugins.planning.access.ranks import BatchesOfRanks
+from recd_plugins.planning.access.batches_of_ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 
 __all__ = ["profile_cost"]

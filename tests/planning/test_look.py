@@ -30,10 +30,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.errors import DataError
 from recd_plugins.notices import NoticeWarning
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
+from recd_plugins.planning.access.batches_of_ranks import BatchesOfRanks, gathered
 from recd_plugins.planning.access.contents import MOST_BYTES
 from recd_plugins.planning.access.look import Look, Peeked
 from recd_plugins.planning.access.lookups import batch_lookups
-from recd_plugins.planning.access.ranks import BatchesOfRanks, gathered
 from recd_plugins.planning.access.sample import count_sample, sample_of
 from recd_plugins.planning.together import together
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor

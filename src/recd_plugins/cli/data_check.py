@@ -146,7 +146,7 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.foreign import as_foreign
     from recd_plugins.data.importing.checking.file_check import check_files
-    from recd_plugins.data.importing.made_alike import made_otherwise
+    from recd_plugins.data.importing.made_otherwise import made_otherwise
     from recd_plugins.data.parquet_tables import ParquetConfig, files_of_split
     from recd_plugins.patterns import matching
     from recd_plugins.registry.prepare import beside_registry

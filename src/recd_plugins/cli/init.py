@@ -101,7 +101,7 @@ def registry_of_table(
 ) -> tuple[str, Table]:
     """The registry for the table that an option or argument has `named`, and the open table."""
     from recd_plugins.data.files.missing_table import named_by
-    from recd_plugins.data.importing.made_alike import made_otherwise
+    from recd_plugins.data.importing.made_otherwise import made_otherwise
     from recd_plugins.data.importing.schema_file import load_schema
     from recd_plugins.data.table import Table
     from recd_plugins.errors import DataError

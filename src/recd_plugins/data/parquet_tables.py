@@ -200,7 +200,7 @@ class ParquetTables(Dataset, GivesNotices):
         """A notice if imports have made the ids or the numbers of the two splits otherwise."""
         if self._config.schema is not None:  # by which both are read
             return []
-        from recd_plugins.data.importing.made_alike import made_otherwise
+        from recd_plugins.data.importing.made_otherwise import made_otherwise
 
         trained, tested = (self._found(split)[1] for split in SPLITS)
         if (found := made_otherwise(trained, tested)) is None:

@@ -25,8 +25,8 @@ from recd_plugins.data.stats_report import StatsReport
 from recd_plugins.data.table import Table
 from recd_plugins.errors import CapabilityError, RegistryError, nearest, shown
 from recd_plugins.planning.access.access_profile import Counted, Profile
+from recd_plugins.planning.access.batches_of_ranks import BatchesOfRanks
 from recd_plugins.planning.access.look import LooksAtBatches, Peeked
-from recd_plugins.planning.access.ranks import BatchesOfRanks
 from recd_plugins.planning.access.sample import count_sample
 from recd_plugins.planning.cluster.topology import Topology
 from recd_plugins.planning.planner_bases import Proposes, Retiers

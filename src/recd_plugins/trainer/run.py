@@ -116,7 +116,7 @@ def _resumed(
     # the same shows once they are there.
     anywhere = _checkpoints(stack, None, stack.registry.one("dataset").places)
     with naming_version(saved):
-        anywhere.check_made_alike(latest, other)
+        anywhere.check_same_job(latest, other)
     callbacks = stack.callbacks()
     stack.waiting = partial(watchdog.mark, starting=True)
     watchdog.mark("the data", starting=True)

@@ -7,6 +7,6 @@ files of a table share, as a `text_form` says.
 `surveying` looks at a sample of them, `proposing` suggests a schema, which `schema_file` keeps, and
 `checking` finds what is wrong. `table_import` makes the table, in the segments of an
 `import_folder`: its rows are split (`splits`, `row_split`), clicks get `negatives`, and features
-without a vocabulary get one (`made_vocabularies`; without an import, by `vocabulary_pass`). Whether
-two tables were made alike, `made_alike` says by the schemas beside them.
+without a vocabulary get one (`made_vocabularies`; without an import, by `vocabulary_pass`).
+`made_otherwise` says by the schemas beside two tables what was made otherwise in one of them.
 """

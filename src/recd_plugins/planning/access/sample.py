@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from recd_plugins.planning.access.access_profile import Counted, Tally
+from recd_plugins.planning.access.batches_of_ranks import BatchesOfRanks, counted_alike, gathered
 from recd_plugins.planning.access.distribution import Floats
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import BatchesOfRanks, counted_alike, gathered
 from recd_plugins.planning.access.second_epoch import see_next_epoch
 from recd_plugins.planning.together import together
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from recd_plugins.planning.access.access_profile import Tally
+from recd_plugins.planning.access.batches_of_ranks import gathered
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import gathered
 from recd_plugins.planning.access.row_counter import RowCounter
 from recd_plugins.planning.together import together
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from recd_plugins.errors import DataError
 from recd_plugins.planning.access.access_profile import Counted, Profile, Tally
+from recd_plugins.planning.access.batches_of_ranks import gathered
 from recd_plugins.planning.access.distribution import Integers
 from recd_plugins.planning.access.forecast import FOLDS
-from recd_plugins.planning.access.ranks import gathered
 from recd_plugins.planning.access.row_counter import RowCounter
 from recd_plugins.planning.together import together
 

@@ -326,7 +326,7 @@ class Checkpoints:
             "With train.on_full=go_on a run trains on without such a checkpoint."
         )
 
-    def check_made_alike(self, path: Path, other: OtherRanks | None = None) -> Mapping[str, Any]:
+    def check_same_job(self, path: Path, other: OtherRanks | None = None) -> Mapping[str, Any]:
         """`RegistryError` if another registry, or another number of ranks, made a checkpoint.
 
         Returns its job.json. `other`: the checkpoint as these ranks see it, if other ranks made it.
@@ -341,7 +341,7 @@ class Checkpoints:
 
         `other`: the checkpoint as these ranks see it, if other ranks made it.
         """
-        saved = self.check_made_alike(path, other)
+        saved = self.check_same_job(path, other)
         before, now = saved["registry"], self._registry
         mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
         numbers = saved["optimizers"]
