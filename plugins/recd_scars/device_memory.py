@@ -41,11 +41,15 @@ class DeviceMemory:
         fused: Mapping[str, Mapping[str, Any]] | None,
         hosted: Collection[str] = (),
     ) -> DeviceMemory:
-        """A rank's memory, less its share of all tables with the states of their optimizer, by the
-        `fused` params of each (none where tables are not in memory; of those that are `hosted`,
-        what is on the device all the same), and less the dense parameters with their gradients and
-        Adam's two moments. Of an accelerator's memory a share is kept, too, for what nobody counts
-        (`reserve`), unless `memory_gb` says how much there is for this."""
+        """A rank's memory, less what it holds anyway.
+
+        - It holds its share of all tables with the states of their optimizer, by the `fused` params
+          of each; none if tables are not in memory, and of `hosted` ones only what is on the device
+          all the same.
+        - It holds the dense parameters with their gradients and Adam's two moments.
+        - The share `reserve` of an accelerator's memory is kept for what nobody counts, unless
+          `memory_gb` says how much a rank has.
+        """
         on = topology.device or device
         gigabytes, whose = _memory(topology, on, memory_gb)
         kept = reserve if on == "cuda" and memory_gb is None else 0.0

@@ -80,7 +80,7 @@ class ClusterBySession(GivesNotices):
         self._config = config
         self._budget = Budget.of(config.memory_gb)
         self._in_order: list[bool] = []
-        """Of each table that was clustered, whether its rows were in order before."""
+        """Whether the rows of each table that was clustered were in order before."""
 
     def notices(self) -> Sequence[Notice]:
         if not self._in_order or not all(self._in_order) or self._config.leave_out_repeats:

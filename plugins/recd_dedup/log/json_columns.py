@@ -245,8 +245,8 @@ def _pairs(value: Any, one: Callable[[Any], Any]) -> Sequence[Any] | None:
 
 
 def _pair(value: Any, one: Callable[[Any], Any]) -> tuple[Any, float | None]:
-    """Of its two fields, the id is the one named `id`, or the one beside `weight`, else the
-    first."""
+    """The id and the weight of a scored id: of its two fields, the id is the one named `id`, or the
+    one beside `weight`, else the first."""
     if not isinstance(value, dict) or len(value) != 2:
         raise _error(value, f"a scored id is {PAIR}")
     first, second = value

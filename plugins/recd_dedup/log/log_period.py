@@ -61,7 +61,7 @@ class PeriodManifest:
     """The number of messages between begin and end, some of which belong to neighbouring
     periods."""
     digest: str
-    """Of these messages."""
+    """The digest of these messages."""
     log: str
     """The log's identity, if it has one."""
     last: Mapping[str, tuple[int, str]]

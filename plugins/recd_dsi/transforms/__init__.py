@@ -1,9 +1,9 @@
 """Transforms of features and of dense columns, each with its formula.
 
-Of features: `ids` takes each id by itself, `lists` the ids of a row, and `new_features` makes a
+`ids` takes each id of a feature by itself, `lists` the ids of a row, and `new_features` makes a
 feature of others; `dense` takes dense columns, and `exported` is a user's own. `records` offers all
-of them to registry.yaml. What several share: `in_place` for those that keep the names of features,
-`mixing` for hashes, `row_sets` for what rows have in common.
+of them to registry.yaml. Several share `in_place`, which keeps the names of features, `mixing`,
+which hashes, and `row_sets`, which finds what rows have in common.
 """
 
 from recd_dsi.transforms.dense import BoxCox, Bucketize, ClampDense, Logit, Onehot

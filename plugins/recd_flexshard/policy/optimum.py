@@ -50,7 +50,7 @@ class Optimum:
         tiers = np.array([ROW_WISE, *allowed])
         memory, ms = offers.memory[tiers], offers.ms[tiers]
         band = np.arange(memory.shape[1])
-        # Of tiers that take equally little memory, the fastest.
+        # The fastest of the tiers that take the least memory.
         at = start = np.where(memory == memory.min(axis=0), ms, np.inf).argmin(axis=0)
         steps: list[tuple[Integers, Integers, Floats, Floats]] = []
         for _ in allowed:

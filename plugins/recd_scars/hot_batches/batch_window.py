@@ -156,7 +156,7 @@ class BatchWindow:
 
     @cached_property
     def _joined(self) -> list[JoinedFeatures | None]:
-        """Of each KJT that a batch holds, the plain features of all batches, where these join."""
+        """For each KJT that a batch holds, the plain features of all batches, where these join."""
         plain = [[one.plain for one in features] for features in self._features]
         return [JoinedFeatures(kjts) if JoinedFeatures.alike(kjts) else None for kjts in plain]
 

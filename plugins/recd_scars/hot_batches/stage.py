@@ -266,7 +266,7 @@ class HotBatchesWithoutState(WrappedLoader):
             self._ranks = LeastOfRanks(self._planner.group, "hot batches", patience)
         number = int(version[:15], 16)
         failing = -(self._rank + 1) if failed else 0
-        # Of what is to be alike, the least of the negated numbers is the greatest of all, negated.
+        # Numbers that must be alike go negated too: their least is the greatest of all, negated.
         counts = [hot, length, -length, number, -number, failing]
         least, shortest, longest, lowest, highest, failing = self._ranks.least(counts, patience)
         longest, highest = -longest, -highest

@@ -120,7 +120,7 @@ class Found:
         """The registry's own error, unless the listing of broken plugins has it."""
         if self.error is None:
             return
-        # Of a plugin the registry's error says before where it is named.
+        # The registry's error about a plugin begins with the place where it is named.
         if any(str(self.error).endswith(str(error)) for error in self.broken.values()):
             raise typer.Exit(2)
         raise self.error

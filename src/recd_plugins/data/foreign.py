@@ -147,8 +147,8 @@ class ForeignSchema(Config):
     """The column with the time, or null if the data have none. It has a date or time type of Arrow
     (in UTC if it has no time zone), or numbers or texts that `timestamp_unit` describes."""
     timestamp_unit: TimeUnit = "ms"
-    """How to read a timestamp that is a number or a text. Of a number it is the unit of time since
-    1970, or the digits of a date in UTC, as 14102105 for `yymmddhh`. Of a text it is the form of
+    """How to read a timestamp that is a number or a text. For a number it is the unit of time since
+    1970, or the digits of a date in UTC, as 14102105 for `yymmddhh`. For a text it is the form of
     its date: `yyyy-mm-dd` is ISO 8601, with a zone or in UTC; `dd mmm yyyy` has the month's English
     name, in any order, as 24/Sep/2012:03:35:21 +0000 or Mon Sep 24 03:35:21 +0000 2012. In the
     other forms . and - may separate the numbers too, and a time in UTC may follow, as 13:05 or 1:05
@@ -159,9 +159,9 @@ class ForeignSchema(Config):
     """The columns with ids."""
     nulls: Mapping[str, Nulls] = field(default_factory=dict)
     """For a column without an entry of its own (the session, the time, the weight, a plain label or
-    dense column), what becomes of its nulls. By default nulls are errors. Of a column of the
-    session or of the time that is a feature too, this says it of the session or the time, and the
-    entry of the feature."""
+    dense column), what becomes of its nulls. By default nulls are errors. Where the column of
+    the session or the time is a feature too, this is for the session or the time, and the feature's
+    entry for the feature."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

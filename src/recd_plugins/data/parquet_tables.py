@@ -52,7 +52,7 @@ class ParquetConfig(Config):
 
     train: Path | Uri | tuple[Path | Uri, ...]
     """The train split: a folder of .parquet files, a file, a glob, or several of these, on disk or
-    on a store (s3://bucket/folder). Of folders named `key=value` each key is a column."""
+    on a store (s3://bucket/folder). Each key of folders named `key=value` is a column."""
     test: Path | Uri | tuple[Path | Uri, ...]
     """The test split, given in the same way."""
     format: TableFormat = "parquet"

@@ -45,7 +45,7 @@ WEIGHTS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 FIT = 1 << 31
 """Ids below this fit into 4 signed bytes."""
 TOO_LARGE = 1e15
-"""Of numbers beyond this a model soon makes a loss that is not finite, at any rate of learning."""
+"""Numbers beyond this soon make a model's loss infinite or NaN, at any rate of learning."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,7 +66,7 @@ class Narrowed:
                 "another, or choose `reader: local`."
             )
         self.types = [TYPES[kind] for kind in kinds]
-        """Of their numbers."""
+        """The types of their numbers."""
         places = [
             (tensor.data_ptr(), tensor.numel(), kind.itemsize, KINDS.get(of, BYTES))
             for tensor, kind, of in zip(self._held, self.types, kinds, strict=True)

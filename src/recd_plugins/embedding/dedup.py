@@ -40,7 +40,7 @@ __all__ = [
 class DedupEmbeddingCollection(EmbeddingCollection):
     """An EmbeddingCollection that takes `SparseFeatures` too, or as before a KJT.
 
-    Of deduplicated features, values and lengths come as `Unexpanded`.
+    The values and lengths of deduplicated features come as `Unexpanded`.
     """
 
     ADAPTED_FROM = EmbeddingCollection
@@ -64,7 +64,7 @@ class DedupEmbeddingCollection(EmbeddingCollection):
 class DedupEmbeddingBagCollection(EmbeddingBagCollection):
     """An EmbeddingBagCollection that takes `SparseFeatures` too, or as before a KJT.
 
-    Of deduplicated features, the KeyedTensor holds `Unexpanded` tensors, by key.
+    Under the key of a deduplicated feature, the KeyedTensor holds an `Unexpanded` tensor.
     """
 
     ADAPTED_FROM = EmbeddingBagCollection

@@ -63,7 +63,7 @@ def _imported_beside(file: Path, folder: Path) -> tuple[set[Path], dict[Path, Pa
     """The module of a file with those in `folder` that it imports, or that these import; and those
     whose names Python takes for something else, which it has.
 
-    Of a folder that distributions are installed in, only modules of the same one count.
+    In a folder that distributions are installed in, only modules of the same distribution count.
     """
     packages = owners(str(folder))
     distribution = packages.get(file.relative_to(folder).parts[0].removesuffix(".py"))

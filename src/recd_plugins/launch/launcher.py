@@ -109,16 +109,18 @@ def launch(
 
     When a rank fails the others are killed. The first Ctrl-C (or SIGTERM, or SIGHUP where it would
     end this process) is passed on, so that all ranks stop after the same step, and `stopping` is
-    printed; a Ctrl-C after it kills them. A SIGHUP ends this process once the ranks have ended. If
-    the first one ends the ranks, because they have not come to where they stop by themselves,
-    KeyboardInterrupt is raised; also if a rank ends by one that was sent only to that rank, but
-    BrokenPipeError if nobody reads what rank 0 prints any more, since that is why it ends. `quiet`
-    keeps rank 0's lines too, except for notices, which go to standard error at the end. Ranks are
-    forked from `server`, if there is one; else each is an interpreter of its own. A rank that has
-    been stopped (SIGSTOP) for `stopped_for` seconds counts as failed, if that is not 0, since it
-    does not end by itself. After a Ctrl-C nobody wants to know how a `trial` ended: it raises
-    KeyboardInterrupt, even if its ranks had come to their end. Ranks have these `variables` beside
-    this process's own.
+    printed; a Ctrl-C after it kills them. A SIGHUP ends this process once the ranks have ended.
+
+    KeyboardInterrupt is raised where a signal has ended the ranks: the first one, before they had
+    come to where they stop by themselves, or one that was sent to a single rank. After a Ctrl-C a
+    `trial` raises it even if its ranks had come to their end, since nobody wants to know how it
+    ended. BrokenPipeError is raised instead where nobody reads what rank 0 prints any more, since
+    that is why it ends.
+
+    `quiet` keeps rank 0's lines too, except for notices, which go to standard error at the end.
+    Ranks are forked from `server`, if there is one; else each is an interpreter of its own. They
+    have these `variables` beside this process's own. A rank that has been stopped (SIGSTOP) for
+    `stopped_for` seconds, if that is not 0, counts as failed, since it does not end by itself.
     """
     store = loopback_store(ranks)
     ours, theirs = os.pipe()

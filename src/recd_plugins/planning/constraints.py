@@ -271,7 +271,7 @@ def _batch_sizes(table: _Table, wanted: TableConstraint, batch_size: int) -> dic
     """Samples per input: one number for each feature, or their mean where TorchRec takes a table as
     one input."""
     shares = [table.unique_shares.get(feature, 1.0) for feature in table.features]
-    # Of unknown kinds of collections no features are known.
+    # The features of unknown kinds of collections are not known.
     if min(shares, default=1.0) == 1:
         return {}
     inputs = shares if wanted.pooling_factors else [sum(shares) / len(shares)]

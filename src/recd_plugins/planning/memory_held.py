@@ -1,6 +1,8 @@
-"""The memory of this machine that its ranks take by a plan, or of an accelerator that a rank takes,
-whether there is room or not: unless the topology says it, TorchRec's planner assumes that a rank
-has 128 GB of the one and 32 GB of the other."""
+"""The memory that a plan takes: on this machine, for all of its ranks, and on a rank's accelerator.
+
+There may be less: TorchRec's planner assumes that a rank has 128 GB of a machine and 32 GB of an
+accelerator, unless the topology says what it has.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def most_on_a_device(
     plan: ShardingPlan, model: nn.Module, sharders: Sequence[ModuleSharder[Any]], planner: object
 ) -> float:
     """The bytes of tables, of their optimizer's state and of replicas on an accelerator, of the
-    rank that has the most. Of tables in host memory it has what is cached."""
+    rank that has the most. Of a table in host memory, only the rows that are cached count."""
     fused = fused_by_table(model, sharders)
     every, each = 0.0, Counter[int]()
     if isinstance(planner, Tiered) and planner.tier_plan is not None and planner.report is not None:

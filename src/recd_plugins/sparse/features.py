@@ -41,7 +41,8 @@ class FeatureCounts(NamedTuple):
     num_values: int
     """The ids of all B samples."""
     unique: CountedRows | None
-    """Of the unique samples, where a device has them; on the CPU whoever needs it counts."""
+    """What is counted of the unique samples, where a device has them; on the CPU whoever needs it
+    counts."""
 
 
 EXPANDED = frozenset(

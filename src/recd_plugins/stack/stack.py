@@ -220,9 +220,9 @@ class Stack(LooksAtBatches):
     ) -> Loader:
         """The batches of a rank: iterable, with `state_dict` and `load_state_dict`.
 
-        Those of the train split may come in an order of the planner's. Of a dataset that grows,
-        each epoch is a period, and the test split is that of the period in which the train
-        loader's state `at` is.
+        Those of the train split may come in an order of the planner's. If the dataset grows, each
+        epoch is a period, and the test split is that of the period in which the train loader's
+        state `at` is.
         """
         check_share(rank, world_size, split)
         if not self._registry.has_dataset:

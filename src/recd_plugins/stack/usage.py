@@ -117,10 +117,13 @@ class Usage:
             self._give(*choice.idle_options())
 
     def as_written(self, world_size: int) -> None:
-        """Give notices of what registry.yaml itself shows: keys of it, or of a topology's file,
-        with nothing behind them, perhaps since that was commented out; overrides with nothing
-        behind them, as from an unset variable of the shell; settings that an override drops, or
-        that other settings make idle; and changes that its plugins make to the process."""
+        """Give notices of what registry.yaml itself shows.
+
+        - A key of it, or of a topology's file, has nothing behind it, perhaps since that was
+          commented out; or an override has none, as from an unset variable of the shell.
+        - An override drops settings, or other settings make some idle.
+        - A plugin changes the process.
+        """
         source = self._registry.source
         self.idle_options()
         self._give(*idle_settings(self._registry, world_size))
@@ -385,8 +388,8 @@ class Usage:
 
 
 def _weak(one: object) -> Callable[[], object]:
-    """A weak reference. Of what allows none, such as an object with slots or a list, nobody can see
-    whether the trainer has it: it counts as kept, and as read."""
+    """A weak reference. What allows none, such as an object with slots or a list, counts as kept,
+    and as read, since nobody can see whether the trainer still has it."""
     try:
         return ref(one)
     except TypeError:

@@ -34,8 +34,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """A path to write to, which becomes `path` once it is whole, and on the disk.
 
     What was there before is replaced, or, where that is a link, what it leads to; where writing
-    fails, it stays as it was, and nothing else is left. Of processes that write it at a time, the
-    last one's is there.
+    fails, it stays as it was, and nothing else is left. If several processes write it at a time,
+    the file of the last one stays.
     """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,9 +66,9 @@ class Rounding(EagerDispatchMode):
     """Inside, each operator's results are off by one unit in the last place, up or down.
 
     This includes the backward pass, so the terms of a sum are off before they cancel. Where an
-    operator changes values in place, the changed ones are off. Of fbgemm's operators, the embedding
-    lookups round their sums, the gradients that reach them, and what their fused optimizers change.
-    All this happens only on the CPU, and collectives do not round at random.
+    operator changes values in place, the changed ones are off. fbgemm's embedding lookups round
+    their sums, the gradients that reach them, and what their fused optimizers change. All this
+    happens only on the CPU, and collectives do not round at random.
 
         with Rounding(seed):
             train(model)

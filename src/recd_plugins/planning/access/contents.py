@@ -42,8 +42,8 @@ class Contents:
     when this was made; and the positions of their iterators, which cannot be put back."""
 
     def __init__(self, owners: Iterable[object]) -> None:
-        """The smallest containers are copied first, up to `MOST_BYTES` in all. Of the others some
-        entries are remembered, so that a change is noticed."""
+        """The smallest containers are copied first, up to `MOST_BYTES` in all. For each of the
+        others some entries are remembered, so that a change is noticed."""
         found: dict[int, tuple[str, Any]] = {}
         self._iterators: list[tuple[str, Any, list[Any]]] = []
         self._moved: set[str] = set()

@@ -40,8 +40,8 @@ GROWTH = 4
 ROUNDS = 12
 """Runs, of which the middle half counts."""
 OF_A_STEP = 2
-"""Calls of a run with a larger payload, as a step has: rows one way, and their gradients. Of the
-first call ranks leave at different times, and to the second they come so."""
+"""Calls of a run with a larger payload, as a step has: rows one way, and their gradients. Ranks
+leave the first call at different times, and so they come to the second."""
 MUCH_FASTER = 1.1
 """By how much the rates of a link must differ, that it is no noise."""
 MOSTLY_BYTES = 16
@@ -54,8 +54,8 @@ BESIDE_ROUNDS = 4
 alike, and by 12 rounds alone came out anywhere from 0 to 1."""
 AT_LENGTH = 16
 """How often `BETWEEN` rows are looked up beside an exchange that takes as long: work of the length
-that a step has at a time. Of longer work more gets done beside an exchange, of shorter none, where
-ranks share processors."""
+that a step has at a time. Where ranks share processors, more of longer work gets done beside an
+exchange, and none of shorter work."""
 
 
 def measure_topology(

@@ -135,8 +135,8 @@ class Topology(Config):
     default 0.5."""
     overlap: Annotated[float, Range(ge=0, le=1)] | None = None
     """The share of the all-to-alls within nodes, and of the all-reduces across them, that runs
-    during the global all-to-all, as far as that lasts; by default 0. Of this and `beside`, the one
-    that saves more counts."""
+    during the global all-to-all, as far as that lasts; by default 0. Either this or `beside`
+    counts, whichever saves more."""
 
 
 PRESETS: dict[str, Topology] = {

@@ -220,8 +220,8 @@ class Prices:
         updated         appears(B U) / U
         paged           the same where the table is `mapped`
         with s the times that a rank asks: pB; coalesced per rank appears(B); per node
-        appears(B W) / W. It sorts ids by the rank that has their row. Of what comes back it puts
-        rows in the order of its ids, and gradients in that of ranks, which is half of 8 s r. Per
+        appears(B W) / W. The rank sorts ids by the rank that has their row, puts the rows that come
+        back in the order of its ids, and gradients in that of ranks, which is half of 8 s r. Per
         node, each rank first asks for i = appears(B) rows of a concentrator: the rank of its node
         with the home's place. That adds ids_sent i,
         dynamic_memory 2 i r, local 4 i r and a2a_intra i (2 r + 8), and what was a2a_global

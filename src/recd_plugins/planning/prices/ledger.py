@@ -268,9 +268,9 @@ class Ledger:
         """The bytes that a rank hands to torch's collectives in a step, on average. All of an
         operand counts, with what stays on the rank.
 
-        But of the sums of replicas' gradients, which its node gathers, a rank hands over its share
-        for each other rank, (W - 1) v r / W of the v r that they are priced for; and of an
-        all-reduce over two ranks, v r of 2 v r; v = appears(B U).
+        The sums of replicas' gradients, which a node gathers, are priced for v r bytes with
+        v = appears(B U), but a rank hands over less: its share for each other rank,
+        (W - 1) v r / W. In an all-reduce over two ranks it hands over v r of the 2 v r.
         """
         total = self.cost.exchanged
         if self.prices.cluster.ranks_per_node == 1 or self.prices.reduce == "dense":
@@ -278,7 +278,7 @@ class Ledger:
         return total - sum(map(self._own_share, self.tables.values()))
 
     def _own_share(self, one: TableLedger) -> float:
-        """v r / W: the sums of a table's replicas that stay on the rank; of two ranks, v r."""
+        """v r / W: the sums of a table's replicas that stay on the rank; v r on two ranks."""
         taken, cluster = one.sizes.replicated, self.prices.cluster
         if one.sizes.as_torchrec or not taken:
             return 0.0

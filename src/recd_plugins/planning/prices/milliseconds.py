@@ -95,7 +95,7 @@ def overlapped(each: Mapping[str, float], cluster: Cluster, home: Lane, replicas
 
     Replicas and home each have some of their own work done while the other is on the links. On a
     GPU replicas are updated on a stream of their own, beside the exchange of gradients with home,
-    the half of its traffic. Of that a topology says which share is done:
+    the half of its traffic. A topology says which share of that is done:
         own of replicas beside home = beside * min(own of replicas, traffic of home / 2)
     On a CPU there is one stream, on which a rank waits for home before or after all that it has
     to do for replicas. But where c ranks share a processor, others compute while one waits, in

@@ -3,9 +3,8 @@
 A plan of whole tables keeps some ranks busier than others, and a step waits for the busiest. So
 prices here are arrays [U], one for each rank.
 In the formulas a table has f bags a sample of p lookups in all, of which each sum has s bytes;
-rows of r bytes; B samples a rank, U = N W ranks in all. Of sums and rows that are exchanged, e of
-their bytes travel (`Prices.carried`), and ranks that encode or decode them read and write half of
-their `coding`.
+rows of r bytes; B samples a rank, U = N W ranks in all. Sums and rows travel in e of their bytes
+(`Prices.carried`), and ranks that encode or decode them read and write half of their `coding`.
 """
 
 from __future__ import annotations

@@ -177,10 +177,13 @@ class StepForecast:
     @cached_property
     def bytes_by_link(self) -> dict[str, float]:
         """Bytes of a step that leave nodes, and that ranks send to others of their node; of all
-        nodes and ranks. Of a payload of S bytes a rank of U = N W sends (W - 1) / U S to others of
-        its node by an all-to-all over all, (W - 1) / W S by one within the node, of which dense
-        gradients take two where they cross nodes once; and by an all-reduce, a ring of all ranks,
-        2 (U - 1) / U S to the next, which is of its node for W - 1 of W ranks."""
+        nodes and ranks.
+
+        A payload of S bytes has a rank, one of U = N W, send others of its node (W - 1) / U S by an
+        all-to-all over all, and (W - 1) / W S by one within the node; dense gradients that cross
+        nodes once take two of these. An all-reduce is a ring of all ranks: a rank sends
+        2 (U - 1) / U S to the next one, which is of its node for W - 1 of W ranks.
+        """
         cluster, cost = self.ledger.prices.cluster, self.ledger.cost
         w, u = cluster.ranks_per_node, cluster.world_size
         mean = {name: float(np.mean(getattr(cost, name))) for name in COLLECTIVES}

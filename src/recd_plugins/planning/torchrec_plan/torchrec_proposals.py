@@ -36,7 +36,7 @@ Ordered = Iterator["_Tally"]
 ROUNDING = 1e-9
 """The relative error of sums of floats in another order: ratings that differ less are the same."""
 BITS = 128
-"""Of a random number that stands for an option: two sums of them are never the same by chance."""
+"""Bits of the random number that stands for an option: no two sums of such are equal by chance."""
 
 
 class Proposals:
@@ -192,7 +192,7 @@ def _greedy(
         of_tables = [sorted(own, key=score) for own in options.values()]
         sizes = [[_size(option) for option in own] for own in of_tables]
         at = [0] * len(of_tables)
-        # Of tables as large, the first goes on; one that takes no memory never does.
+        # Among the largest tables the first goes on; a table that takes no memory never does.
         heap = [
             (sizes[table][0], table)
             for table, own in enumerate(of_tables)

@@ -68,7 +68,7 @@ def best_plan(
     """The best plan of TorchRec's planner `on` its topology, and the options that it is of;
     TorchRec's `PlannerError` where there is none.
 
-    Of an accelerator's memory the share `reserve` stays free; tables `in_files` take no memory.
+    The share `reserve` of an accelerator's memory stays free; tables `in_files` take no memory.
     """
     proposals = Proposals(on, search)
     best = BestOptions(proposals)

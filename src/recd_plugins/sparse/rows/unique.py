@@ -157,7 +157,7 @@ def _refine_groups(
         size *= 2
     slots, hashes = np.empty(size, np.int32), np.empty(num_rows, np.uint64)
     bands, ends = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
-    # Of one group at a time: they are still in the cache when they are read.
+    # The rows of one group at a time: they are still in the cache when they are read.
     most = 0
     for group in range(num_groups):
         most = max(most, bounds[group + 1] - bounds[group])

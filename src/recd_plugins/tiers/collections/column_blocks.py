@@ -82,8 +82,8 @@ class ColumnBlocks:
 
     def places(self, rows: Tensor, features: Tensor, counts: Sequence[int]) -> Tensor:
         """[p] int64: where, among the blocks of all rows, are those that a row has of a feature:
-        row `rows[i]` of feature `features[i]`. Of each feature there are `counts`, one feature
-        after another."""
+        row `rows[i]` of feature `features[i]`. These pairs come feature by feature, `counts` of
+        each."""
         if len(counts) == self.count:
             return rows * self.count + self.blocks[features]
         ends = self.begins[1:]

@@ -80,7 +80,7 @@ class SequencesAwaitable(HasOwnExchange, LazyAwaitable[dict[str, JaggedTensor]])
         ]
         outputs = tied([*joined, *others])
         for group, rows in zip(groups, outputs, strict=False):
-            # Of one feature no split, for its backward would copy the gradient.
+            # One feature is not split: the backward of a split would copy the gradient.
             lengths = list(group.segments.lengths)
             yield from rows.split(lengths) if len(lengths) > 1 else [rows]
         yield from outputs[len(groups) :]

@@ -73,9 +73,9 @@ class Chunks:
         return _in_chunk(self._found.mine, number)
 
     def receives(self, number: int, rows: Tensor) -> tuple[list[int], Tensor]:
-        """Of a chunk that has these `rows` in this rank's share: the number of gradients that each
-        rank of the node has for it; and, rank by rank, which of the rows each of these r gradients
-        is of, [r] int64."""
+        """The number of gradients that each rank of the node has for a chunk with these `rows` in
+        this rank's share; and, rank by rank, which of the rows each of these r gradients is of,
+        [r] int64."""
         theirs = TouchedRows(self._touched.by_rank[:, rows], _in_chunk(self._found.theirs, number))
         return theirs.counts, theirs.which()
 
@@ -253,8 +253,8 @@ def _chunks_on_device(touched: Touched, own_share: int, width: int) -> _FoundChu
 def _before_each_chunk(
     parts: Sequence[Tensor], union: Sequence[Tensor], own_share: int, count: int, width: int
 ) -> Counts:
-    """Of `parts`, bits of each share and bits of this rank's own: how many of each part's rows come
-    before each chunk, of those that any rank touched."""
+    """How many of each part's rows come before each chunk. `parts` are bits of each share, and then
+    bits of this rank's own; chunks have the rows of the `union`, those that any rank touched."""
     ends = torch.arange(0, width * (count + 1), width, device=union[0].device)
     of_shares, *of_own = parts
     own = [(bits, union[own_share]) for part in of_own for bits in part]

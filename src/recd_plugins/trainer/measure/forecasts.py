@@ -459,8 +459,11 @@ def _within(ids: Any, rows: Any) -> int:
 
 def is_counted(number: int, *, hot: bool) -> bool:
     """Whether the lookups of the batch of this number, from 1 among those that are `hot` or among
-    the others, are counted by tier: one of each `ONE_IN`, which a lot says, for windows of hot
-    batches have a period. Of few batches that were drawn from all alike, too many may be hot."""
+    the others, are counted by tier.
+
+    One of each `ONE_IN` is, drawn at random, since windows of hot batches have a period. Hot ones
+    are drawn apart: among few batches that are drawn from all alike, too many may be hot.
+    """
     some, place = divmod(number - 1, ONE_IN)
     return place == _drawn(hot, some)
 

@@ -29,8 +29,8 @@ class Trial:
     samples_per_second: float | None = None
     """The rate of all ranks; None if a rank ran out of memory."""
     ids_per_sample: float | None = None
-    """Of the batch that had most of them; deduplicated ids do not count. None if a rank ran out of
-    memory."""
+    """The ids of a sample in the batch that had most of them, without deduplicated ones; None if a
+    rank ran out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from recd_plugins.data.selection import mixed
 __all__ = ["Prints", "RepeatedRows"]
 
 VALUES = 2**17
-"""Values of the rows that are kept; of a table of few columns, these are many rows."""
+"""Values of the rows that are kept: many rows, where a table has few columns."""
 MOST, LEAST = 2**13, 2**9
 """Bounds of how many different rows are kept."""
 AGAIN = 2
@@ -39,7 +39,7 @@ ENOUGH = 100
 
 I64 = NDArray[np.int64]
 Prints = list[tuple[int, bytes]]
-"""Of each row that is drawn, the number by which it is, and a hash of all that is in it."""
+"""For each row that is drawn, the number by which it is drawn, and a hash of all its values."""
 
 
 class RepeatedRows:

@@ -162,8 +162,8 @@ def _parted(survey: Survey) -> list[ColumnEntry]:
 
 def _whose_sessions(session: ColumnSurvey, named: Sequence[ColumnSurvey]) -> ColumnSurvey | None:
     """The column of users each of whom has sessions of these values, as a first and a second one;
-    None where they may be sessions by themselves. Of these there are as many as users, or more;
-    samples and some shared ones aside, not half as many."""
+    None where they may be sessions by themselves. Such sessions are at least as many as users; in
+    a sample, or where some are shared, at least half as many."""
     users = [one for one in named if one is not session and is_called(one, USER_WORDS)]
     most = max(users, key=lambda one: one.distinct, default=None)
     return most if most is not None and most.distinct > 2 * session.distinct else None

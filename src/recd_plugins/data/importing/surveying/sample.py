@@ -28,7 +28,7 @@ from recd_plugins.storage.uri import input_file
 __all__ = ["Sample", "sample"]
 
 FILES = 8
-"""Files that are sampled, spread over all of them; of such that are small, more."""
+"""Files that are sampled, spread over all of them; `SMALL_FILES` where they are small."""
 SMALL_FILES = 64
 SMALL = 64 << 10
 FIRST_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class Sample:
     """The columns of some rows of foreign files."""
 
     columns: Mapping[str, pa.ChunkedArray]
-    """Each column's rows. Of a key that comes late they are more: the lines that were searched for
+    """Each column's rows. A key that comes late has more of them: the lines that were searched for
     it say nothing of other columns."""
     files: Sequence[ForeignFile]
     """The files that were looked at."""
@@ -211,7 +211,7 @@ def _parquet_sample(file: ForeignFile) -> tuple[pa.Table, float]:
         spots = _spread(opened.num_row_groups, SPOTS)
         for first, after in pairwise([*spots, opened.num_row_groups]):
             rows = 0
-            # Of groups of a few rows several, one after another.
+            # Where groups have few rows, several are read, one after another.
             for group in range(first, min(first + SPOT_GROUPS, after)):
                 wanted = _places(opened.metadata.row_group(group), len(spots))
                 try:

@@ -35,7 +35,7 @@ CODE = r"[\w.-]*\d[\w.-]*"
 CODES = rf"^({CODE}( {CODE})*)?$"
 WHOLE_FLOAT = r"^\s*-?\d+(\.0*)?\s*$"
 FOUR_CODES = rf"^{CODE}( {CODE}){{3}}"
-"""Of fewer, as of SW1A 1AA, it is not clear that they are a list."""
+"""Four codes are a list; of fewer, as SW1A 1AA, that is not clear."""
 SOME, MOST = 0.2, 0.5
 """The shares of texts that are lists of several, and that look like lists, in a column of them."""
 BRACED = r"^(\{[^{}:]*\}|set\(\)|\(\s*-?\d+(\s*,\s*-?\d+)*\s*,?\s*\))$"

@@ -50,8 +50,9 @@ def decoded(head: bytes, path: Location, encoding: str, *, whole: bool) -> str:
 
 
 def ascii_alone(content: bytes | bytearray, encoding: str) -> bytes | bytearray:
-    r"""Bytes as long, of which those are the same that are characters of ASCII. Of encodings as
-    Shift-JIS and GB 18030 others hold such bytes too: the last of \u8868 is a backslash there."""
+    r"""As many bytes, in which those that are characters of ASCII are the same. In encodings such
+    as Shift-JIS and GB 18030 other characters hold such bytes too: \u8868 ends with a
+    backslash."""
     if not _has_backslashes_within(encoding):
         return content
     # A character that the bytes end amid, or that is none, is left byte by byte, as surrogates.
