@@ -245,10 +245,13 @@ def _narrow(numbers: Numbers, size: int, out: Numbers) -> None:
 
 @kernel
 def _find(body: Numbers, sides: I64, table: I64, aligned: bool, places: I64) -> int:
-    """Write where the numbers of each tensor begin in the body, and in the memory that they are to
-    have, how many there are, and whose memory that is; in the last row, where the body ends, the
-    bytes of all tensors, and those of both blocks of copies. Returns the first tensor that does not
-    fit, one behind the last if the body does not end with them, or -1."""
+    """Write a row of places for each tensor: where its numbers begin in the body, and in the memory
+    that they are to have, how many there are, and whose memory that is. The last row has where the
+    body ends, the bytes of all tensors, and those of both blocks of copies.
+
+    Returns the first tensor that does not fit, one behind the last if the body does not end with
+    them, or -1.
+    """
     first = (8 * len(sides) + ALIGNED - 1) // ALIGNED * ALIGNED
     side = num_bytes = 0
     rooms = np.zeros(3, np.int64)

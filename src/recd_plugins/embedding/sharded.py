@@ -1,9 +1,5 @@
-"""Sharded collections of unique samples: parts that TorchRec sharded, behind one module.
-
-To DistributedModelParallel, its planner and its pipelines this is one sharded module with the
-names, states and collectives of the collection as it was. The sharder wraps any sharder of such
-collections.
-"""
+"""Sharded collections of unique samples: parts that TorchRec sharded, behind one module
+(`sharded_parts`). The sharder wraps any sharder of such collections."""
 
 from __future__ import annotations
 

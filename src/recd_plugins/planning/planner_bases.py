@@ -79,7 +79,8 @@ class Retiers(ABC):
 class Tiered:
     """A planner that gives rows replicas.
 
-    All three are None before the first plan, and where no table has replicas.
+    Before the first plan, and where no table has replicas, it has no tier plan, no profile and no
+    report.
     """
 
     tier_plan: TierPlan | None = None

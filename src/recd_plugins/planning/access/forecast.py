@@ -98,9 +98,9 @@ def forecast(
     difference goes to rows that were hardly seen. Batches that contain a row are treated in the
     same way.
 
-    If only the first batches are counted, `in_order`, they say less about later ones: these may be
-    as far from their mean as one fold is from the others, or one of their `STRETCHES` if these are
-    more alike, and by as much further as the second half of the folds already is from the first
+    If only the first batches are counted, `in_order`, they say less about later ones. Those may be
+    as far from the mean as one fold is from the others, or one of the `STRETCHES` if these are more
+    alike; and further by as much as the second half of the folds already is from the first
     (`_Folds.moved`).
     """
     if np.count_nonzero(found.samples) < 2 or not len(found.rows):

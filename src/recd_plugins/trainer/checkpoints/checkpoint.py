@@ -195,7 +195,9 @@ class Checkpoints:
                     after.rename(aside)
             dist.barrier()
             return path, lost
-        raise RegistryError(f"--resume: {self._folder} holds no checkpoint.")
+        raise RegistryError(
+            f"--resume: {self._folder} holds no checkpoint. Begin with --resume-or-begin."
+        )
 
     @staticmethod
     def check(job: Job) -> None:
