@@ -145,8 +145,7 @@ class ServiceReaderConfig(Config):
             )
 
     def idle_options(self) -> Mapping[str, str]:
-        order = LocalReaderConfig(shuffle=self.shuffle, window=self.window, sessions=self.sessions)
-        idle = {**order.idle_options()}
+        idle = {**self.local.idle_options()}
         if self.coordinator is not None:
             why = (
                 "it is for workers that the rank starts, and a coordinator's are started elsewhere"
@@ -159,6 +158,18 @@ class ServiceReaderConfig(Config):
         if self.key is not None and self.certificate is None:
             idle["key"] = "it is the private key of `certificate`, and `certificate` is not set"
         return idle
+
+    @property
+    def local(self) -> LocalReaderConfig:
+        """The options that are the local reader's too."""
+        return LocalReaderConfig(
+            shuffle=self.shuffle,
+            window=self.window,
+            sessions=self.sessions,
+            tail=self.tail,
+            streams=self.streams,
+            pin_memory=self.pin_memory,
+        )
 
     @property
     def forks(self) -> bool:
@@ -238,17 +249,5 @@ class ServiceReader(GivesNotices):
 
 def build_service_reader(config: ServiceReaderConfig, context: Context) -> ServiceReader:
     """The record's build."""
-    pin_memory = context.device == "cuda" if config.pin_memory is None else config.pin_memory
-    local = LocalReaderConfig(
-        shuffle=config.shuffle,
-        window=config.window,
-        sessions=config.sessions,
-        tail=config.tail,
-        streams=config.streams,
-        pin_memory=config.pin_memory,
-    )
-    return ServiceReader(
-        config,
-        local=LocalReader(local, seed=context.seed, pin_memory=pin_memory),
-        delivery=context.delivery,
-    )
+    local = LocalReader.of(config.local, context)
+    return ServiceReader(config, local=local, delivery=context.delivery)

@@ -97,6 +97,12 @@ class LocalReader(GivesNotices):
         self.pins = pin_memory and _sees_cuda()
         """Whether batches come in pinned memory."""
 
+    @classmethod
+    def of(cls, config: LocalReaderConfig, context: Context) -> LocalReader:
+        """The reader of a job; by default batches are in pinned memory where it trains on CUDA."""
+        pin_memory = context.device == "cuda" if config.pin_memory is None else config.pin_memory
+        return cls(config, seed=context.seed, pin_memory=pin_memory)
+
     def notices(self) -> Sequence[Notice]:
         if self.pins or not self._config.pin_memory:
             return ()
@@ -212,8 +218,7 @@ def _sees_cuda() -> bool:
 
 def build_local_reader(config: LocalReaderConfig, context: Context) -> LocalReader:
     """The record's build."""
-    pin_memory = context.device == "cuda" if config.pin_memory is None else config.pin_memory
-    return LocalReader(config, seed=context.seed, pin_memory=pin_memory)
+    return LocalReader.of(config, context)
 
 
 def table_digest(table: Table) -> str:
