@@ -4,19 +4,18 @@ ones do."""
 from __future__ import annotations
 
 import heapq
-import os
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Figure
 from recd_dsi.service.calls import Caller
 from recd_dsi.service.credentials import NO_CREDENTIALS
+from recd_plugins.launch.processes import stat_of
 
 __all__ = ["coordinator_load"]
 
@@ -37,9 +36,9 @@ def coordinator_load(workers: int, seconds: float) -> Figure:
         address = process.stdout.readline().removeprefix("serves ").strip()
         fleet = _Simulated(address, workers)
         fleet.settle()
-        calls, began, used = fleet.calls, time.monotonic(), _processor_seconds(process.pid)
+        calls, began, used = fleet.calls, time.monotonic(), stat_of(process.pid).seconds
         time.sleep(seconds)
-        used, took = _processor_seconds(process.pid) - used, time.monotonic() - began
+        used, took = stat_of(process.pid).seconds - used, time.monotonic() - began
         calls = fleet.calls - calls
         fleet.close()
     finally:
@@ -154,8 +153,3 @@ class _Simulated:
                 self.calls += 1
                 self._heard[number] = self._heard.get(number, 0) + 1
                 heapq.heappush(self._due, (time.monotonic() + pause, number, turn))
-
-
-def _processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

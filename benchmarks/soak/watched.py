@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from recd_plugins.launch.processes import with_those_below
+
 __all__ = ["Held", "Watched", "watch"]
 
 LOOKS = 120
@@ -111,7 +113,7 @@ def _steps(metrics: Path) -> int:
 def _held(launcher: int, step: int) -> Held:
     memory = shared = 0.0
     handles = threads = processes = 0
-    for pid in [launcher, *_below(launcher)]:
+    for pid in with_those_below(launcher):
         with contextlib.suppress(OSError, KeyError):  # a worker that ends just now
             pages, status = _named(pid, "smaps_rollup"), _named(pid, "status")
             handles += len(os.listdir(f"/proc/{pid}/fd"))
@@ -133,13 +135,3 @@ def _named(pid: int, file: str) -> dict[str, str]:
     """A file of /proc: what each of its lines names, by the name."""
     lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     return {name: value for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _below(pid: int) -> list[int]:
-    """The processes that a process started, and theirs."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        found = {int(one) for task in tasks for one in (task / "children").read_text().split()}
-    except OSError:
-        return []
-    return [one for child in sorted(found) for one in (child, *_below(child))]

@@ -17,6 +17,7 @@ from recd_plugins.launch.control_groups import own_groups, text_of
 from recd_plugins.launch.environment import AGENTS_STORE, loopback_store
 from recd_plugins.launch.machine_cores import cores_of_each, machine_cores
 from recd_plugins.launch.machine_memory import machine_memory
+from recd_plugins.launch.processes import stat_of, with_those_below
 from recd_plugins.registry.settings import TrainSettings
 
 MACHINE = 64
@@ -166,3 +167,22 @@ def test_a_process_without_a_limit_may_take_all_addresses() -> None:
         "assert address_space() == 2**33\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
+def test_a_process_is_known_by_its_state_whatever_its_name() -> None:
+    named = "open('/proc/self/comm', 'wb').write(b'a) T \\xff'); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        before = stat_of(process.pid)
+        assert before.state in "RS"
+        assert before.seconds > 0
+        assert int(before.began) >= int(stat_of(os.getpid()).began)
+        assert process.pid in with_those_below(os.getpid())
+        assert with_those_below(process.pid) == [process.pid]
+        process.kill()
+    with pytest.raises(OSError, match=str(process.pid)):
+        stat_of(process.pid)

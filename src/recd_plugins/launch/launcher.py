@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from threading import Event
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,7 @@ from recd_plugins.launch.environment import (
     stops_here,
 )
 from recd_plugins.launch.first_failure import first_to_fail
+from recd_plugins.launch.processes import stat_of
 from recd_plugins.launch.rank_server import ForkedProgram, RankServer
 from recd_plugins.notices import NOTICE
 
@@ -218,10 +218,9 @@ class _Rank:
         """Whether it is kept from running, by SIGSTOP and the like, as far as the system tells."""
         assert self._process is not None
         try:
-            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+            return stat_of(self._process.pid).state == "T"
         except OSError:
             return False
-        return stat.rpartition(")")[2].split()[0] == "T"
 
     def why_stopped(self, seconds: float) -> str:
         assert self._process is not None

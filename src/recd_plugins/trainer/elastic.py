@@ -24,6 +24,7 @@ from torch.distributed import PrefixStore, Store
 
 from recd_plugins.errors import RecdError, listed, so_many
 from recd_plugins.launch.environment import ELASTIC, launchers_store
+from recd_plugins.launch.processes import stat_of
 from recd_plugins.planning.together import agreed
 from recd_plugins.registry.settings import TrainSettings
 from recd_plugins.storage.whole_file import write_whole
@@ -162,11 +163,9 @@ def _parent() -> str:
     """A name of the process that started this one, which no other process has or will have."""
     pid = os.getppid()
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return f"{socket.gethostname()}/{pid}/{stat_of(pid).began}"
     except OSError:
         return f"{socket.gethostname()}/{pid}"
-    began = stat.rpartition(")")[2].split()[19]
-    return f"{socket.gethostname()}/{pid}/{began}"
 
 
 def _file(run: Path) -> Path:

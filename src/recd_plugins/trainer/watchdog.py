@@ -35,6 +35,7 @@ from torch.distributed import Store
 from recd_plugins.compat.pytorch import own_store
 from recd_plugins.launch.first_failure import leave_failure
 from recd_plugins.launch.launcher import EXPLAINED
+from recd_plugins.launch.processes import stat_of, with_those_below
 from recd_plugins.storage.whole_file import write_whole
 from recd_plugins.trainer.standing import Standing, main_frames, titled, verdict, waits
 
@@ -300,25 +301,15 @@ def _work() -> tuple[float, float]:
     """Seconds that this process and those below it have computed, and bytes that they have read and
     written; pages of mapped files count when they are read from a disk."""
     seconds, size = time.process_time(), 0.0
-    for pid in _with_those_below(os.getpid()):
+    for pid in with_those_below(os.getpid()):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            stat = stat_of(pid)
             if pid != os.getpid():
-                seconds += (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-            size += int(stat[9]) * os.sysconf("SC_PAGE_SIZE")
+                seconds += stat.seconds
+            size += stat.major_faults * os.sysconf("SC_PAGE_SIZE")
             for line in Path(f"/proc/{pid}/io").read_text().splitlines()[:2]:
                 size += int(line.partition(":")[2])
     return seconds, size
-
-
-def _with_those_below(pid: int) -> list[int]:
-    """A process, those that it started, and theirs; only itself if the system does not say."""
-    found = [pid]
-    for one in found:
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def _write(standings: Sequence[Standing], folder: Path) -> bool:
@@ -362,6 +353,6 @@ def _state(pid: int) -> str:
     if not Path("/proc/self/stat").exists():
         return "R"
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return stat_of(pid).state
     except OSError:
         return "X"
