@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from recd_plugins.launch.processes import own_memory
 
 __all__ = ["peak_memory"]
 
@@ -13,6 +12,6 @@ def peak_memory() -> int:
 
     Not `ru_maxrss`: Linux hands that on from the process that started this one.
     """
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    found = own_memory("VmHWM")
     assert found is not None
-    return int(found[1]) * 1024
+    return found

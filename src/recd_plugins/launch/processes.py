@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessStat", "stat_of", "with_those_below"]
+__all__ = ["ProcessStat", "own_memory", "stat_of", "with_those_below"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,16 @@ def stat_of(pid: int) -> ProcessStat:
         seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         began=fields[19],
     )
+
+
+def own_memory(field: str) -> int | None:
+    """What Linux counts of this process's memory as `field` ("VmRSS"), in bytes; None on other
+    systems."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(errors="replace").splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def with_those_below(pid: int) -> list[int]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recd_plugins.compat.fused_kernels import kernel_tensors
 from recd_plugins.compat.made_of_parts import every_module
+from recd_plugins.launch.processes import own_memory
 from recd_plugins.tiers.collections.tiered_module import TieredModule
 
 if TYPE_CHECKING:
@@ -99,25 +100,16 @@ class PeakMemory:
         else:
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # VmHWM falls to VmRSS
-            self.level = _status("VmRSS") or _max_rss()
+            self.level = own_memory("VmRSS") or _max_rss()
 
     def peak(self) -> int:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        return _status("VmHWM") or _max_rss()
+        return own_memory("VmHWM") or _max_rss()
 
     def above(self) -> int:
         """The bytes by which the peak exceeds the level."""
         return max(0, self.peak() - self.level)
-
-
-def _status(field: str) -> int | None:
-    """Linux's own count of this process, in bytes; None on other systems."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def _max_rss() -> int:

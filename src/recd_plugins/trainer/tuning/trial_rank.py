@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.launch.environment import die_with_parent
+from recd_plugins.launch.processes import own_memory
 from recd_plugins.notices import hide_warnings
 from recd_plugins.storage.whole_file import write_whole
 
@@ -125,10 +126,9 @@ def _report_out_of_memory(into: Path) -> Iterator[None]:
 def _refuse_beyond(more: int) -> None:
     """Have the system refuse torch more memory than this, so that a trial which is far too large
     does not exhaust the machine."""
-    status = Path("/proc/self/status")
-    if status.exists():  # only Linux counts what malloc asks for under RLIMIT_DATA
-        (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmData:"))
-        limit = int(line.split()[1]) * 1024 + more
+    held = own_memory("VmData")
+    if held is not None:  # only Linux counts what malloc asks for under RLIMIT_DATA
+        limit = held + more
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if limit < (1 << 62 if hard == resource.RLIM_INFINITY else hard):  # a larger one has no use
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
