@@ -27,6 +27,7 @@ __all__ = [
     "Ended",
     "GivesNotices",
     "LeftOut",
+    "MadeApart",
     "MadeOtherwise",
     "Missed",
     "NotHeldOut",
@@ -208,6 +209,13 @@ class MadeOtherwise(Notice):
     """Its ids or numbers mean something else than those of the train split."""
 
     verdict = "has other ids or numbers than dataset.train"
+    refused = True
+
+
+class MadeApart(Notice):
+    """It has several tables, in which the same id or number means something else."""
+
+    verdict = "has tables of other ids or numbers than its first"
     refused = True
 
 

@@ -303,6 +303,40 @@ def test_a_test_table_that_was_made_otherwise_is_refused(
     assert told.endswith(cure)
 
 
+@pytest.mark.parametrize("train", ["[days/day=1, days/day=2]", "days/day=*", "days/day=*/*"])
+def test_days_that_were_made_otherwise_are_told(
+    train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ids would mean one thing in one day and another in the next, and those of a day to test
+    on a third, however the days are named."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(
+        "session_id: session\ntimestamp: time\ntimestamp_unit: s\nlabel: click\n"
+        f"sparse: [{ITEM % 'vocabulary'}]\n"
+    )
+    for day in range(1, 4):
+        write(tmp_path / f"{day}.parquet", visits(300).slice(100 - 40 * (day > 1), 200))
+        schema = "own.yaml" if day < 3 else "days/day=1/schema.yaml"
+        day_of_it = f"days/day={day}" if day < 3 else "next/day=3"
+        run("data", "import", f"{day}.parquet", day_of_it, "--schema", schema)
+    dataset = "dataset: {use: parquet, train: %s, test: %s}\n"
+    Path("registry.yaml").write_text(dataset % (train, "'next/day=*'"))
+    cure = "Import it again, by `recd data import FILE TABLE --schema days/day=1/schema.yaml`."
+    what = "the ids of 'item' are made by another vocabulary than in"
+    (told,) = build_notices("registry.yaml")
+    assert told == (
+        "dataset.train has tables of other ids or numbers than its first: one id or number means "
+        f"two things: {what} the first (days/day=2/schema.yaml). {cure}"
+    )
+    checked = CliRunner().invoke(app, ["data", "check", "registry.yaml"])
+    assert checked.exit_code == 1
+    assert f"has other ids or numbers than its first table: {what} the first" in checked.output
+    Path("registry.yaml").write_text(dataset % ("days/day=1", "'days/day=*'"))
+    assert [one for one in build_notices("registry.yaml") if f"{what} train (days/day=2" in one]
+    Path("registry.yaml").write_text(dataset % ("days/day=1", "next"))
+    assert build_notices("registry.yaml") == []
+
+
 def build_notices(registry: str) -> list[str]:
     """What the dataset of a registry tells of itself."""
     config = Registry.load(Path(registry)).one("dataset").config

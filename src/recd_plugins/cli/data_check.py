@@ -146,8 +146,7 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
     from recd_plugins.data.dataset import SPLITS
     from recd_plugins.data.foreign import as_foreign
     from recd_plugins.data.importing.checking.file_check import check_files
-    from recd_plugins.data.importing.made_otherwise import made_otherwise
-    from recd_plugins.data.parquet_tables import ParquetConfig, files_of_split
+    from recd_plugins.data.parquet_tables import ParquetConfig, files_of_split, made_apart
     from recd_plugins.patterns import matching
     from recd_plugins.registry.prepare import beside_registry
     from recd_plugins.stack import load
@@ -170,10 +169,10 @@ def _registry(path: Path, asked: ForeignSchema | None, show: Progress) -> dict[s
             files, schema, in_place=True, tests=split == "test", absent=absent, progress=show
         )
     if isinstance(config, ParquetConfig) and config.schema is None:
-        trained, tested = (files_of_split(config, split)[1] for split in SPLITS)
-        if made := made_otherwise(trained, tested):
-            what = f"has other ids or numbers than dataset.train: {made.why}"
-            found["test"].add("dataset.test", None, what, made.cure)
+        for split, made in made_apart(config):
+            other = "its first table" if split == "train" else "dataset.train"
+            what = f"has other ids or numbers than {other}: {made.why}"
+            found[split].add(f"dataset.{split}", None, what, made.cure)
     for number, side in enumerate(config.join if isinstance(config, ParquetConfig) else ()):
         found[f"join[{number}]"] = _side_table(side)
     return found

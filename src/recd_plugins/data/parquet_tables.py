@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pyarrow as pa
 
@@ -32,6 +32,7 @@ from recd_plugins.data.table import Table, footer_schema
 from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.notices import (
     GivesNotices,
+    MadeApart,
     MadeOtherwise,
     NotHeldOut,
     Notice,
@@ -41,7 +42,10 @@ from recd_plugins.notices import (
 from recd_plugins.patterns import check_patterns, matching
 from recd_plugins.storage.uri import Location, Uri
 
-__all__ = ["ParquetConfig", "ParquetTables", "build_parquet", "files_of_split"]
+if TYPE_CHECKING:
+    from recd_plugins.data.importing.made_otherwise import Difference
+
+__all__ = ["ParquetConfig", "ParquetTables", "build_parquet", "files_of_split", "made_apart"]
 
 S = TypeVar("S", Schema, ForeignSchema)
 
@@ -197,16 +201,19 @@ class ParquetTables(Dataset, GivesNotices):
         ]
 
     def _made_otherwise(self) -> list[Notice]:
-        """A notice if imports have made the ids or the numbers of the two splits otherwise."""
-        if self._config.schema is not None:  # by which both are read
+        """Notices if imports have made the ids or the numbers of the two splits otherwise, or those
+        of two tables that are trained on."""
+        if self._config.schema is not None:  # by which all are read
             return []
-        from recd_plugins.data.importing.made_otherwise import made_otherwise
-
-        trained, tested = (self._found(split)[1] for split in SPLITS)
-        if (found := made_otherwise(trained, tested)) is None:
-            return []
-        why = f"its metrics say nothing: {found.why}"
-        return [MadeOtherwise(what="dataset.test", why=why, cure=found.cure)]
+        notices: list[Notice] = []
+        for split, found in made_apart(self._config):
+            if split == "train":
+                why = f"one id or number means two things: {found.why}"
+                notices.append(MadeApart(what="dataset.train", why=why, cure=found.cure))
+            else:
+                why = f"its metrics say nothing: {found.why}"
+                notices.append(MadeOtherwise(what="dataset.test", why=why, cure=found.cure))
+        return notices
 
     def _left(self, split: Split) -> Iterator[pa.Table]:
         """The rows that the schema does not drop; a warning says how many are dropped."""
@@ -288,6 +295,20 @@ def files_of_split(
     asked = config.snapshot if split == "train" else config.snapshot_test
     files, snapshot = snapshot_files(paths[0], config.format, asked)
     return files, paths, snapshot
+
+
+def made_apart(config: ParquetConfig) -> Iterator[tuple[Split, Difference]]:
+    """Each split of which a table was imported otherwise than the first that is trained on, with
+    what differs."""
+    from recd_plugins.data.importing.made_otherwise import made_otherwise, places_of
+
+    first: list[Location] = []
+    for split in SPLITS:
+        files, paths, _ = files_of_split(config, split)
+        places = places_of(paths, files)
+        first = first or places
+        if found := made_otherwise(first, places, "train" if split == "test" else "the first"):
+            yield split, found
 
 
 def _beside(schema: S, config: ParquetConfig) -> S:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.errors import RecdError
 from recd_plugins.storage.uri import Location
 
-__all__ = ["Difference", "made_otherwise"]
+__all__ = ["Difference", "made_otherwise", "places_of"]
 
 
 class Difference(NamedTuple):
@@ -26,18 +27,28 @@ class Difference(NamedTuple):
     cure: str
 
 
-def made_otherwise(trained: Sequence[Location], tested: Sequence[Location]) -> Difference | None:
-    """The first column that an import made otherwise in a table that is tested on than in the first
-    that is trained on; None if there is none, or where no import has left its schema."""
+def made_otherwise(
+    trained: Iterable[Location], others: Iterable[Location], named: str = "train"
+) -> Difference | None:
+    """The first column that an import made otherwise in one of the other tables than in the first
+    that is trained on, which is `named` so; None if there is none, or where no import has left its
+    schema."""
     for of_train, file in _kept_schemas(trained)[:1]:
         cure = f"Import it again, by `recd data import FILE TABLE --schema {quote(str(file))}`."
-        for of_test, its_file in _kept_schemas(tested):
-            for clause in _differences(of_train, of_test):
+        for other, its_file in _kept_schemas(others):
+            for clause in _differences(of_train, other, named):
                 return Difference(f"{clause} ({its_file})", cure)
     return None
 
 
-def _kept_schemas(paths: Sequence[Location]) -> list[tuple[ForeignSchema, Location]]:
+def places_of(paths: Sequence[Location], files: Iterable[Location]) -> list[Location]:
+    """Where imports may have left schemas: beside the tables at these paths, and on a disk beside
+    each of their files, since a glob or a folder of tables has none of its own."""
+    folders = dict.fromkeys(file.parent for file in files if isinstance(file, Path))
+    return [*paths, *folders]
+
+
+def _kept_schemas(paths: Iterable[Location]) -> list[tuple[ForeignSchema, Location]]:
     """The schemas beside these tables, with their files."""
     found: dict[Location, ForeignSchema] = {}
     for path in paths:
@@ -50,18 +61,18 @@ def _kept_schemas(paths: Sequence[Location]) -> list[tuple[ForeignSchema, Locati
     return [(schema, file) for file, schema in found.items()]
 
 
-def _differences(trained: ForeignSchema, tested: ForeignSchema) -> Iterator[str]:
-    """Each column of both that is made otherwise when it is tested, as a clause."""
+def _differences(trained: ForeignSchema, other: ForeignSchema, named: str) -> Iterator[str]:
+    """Each column of both that is made otherwise in the other table, as a clause."""
     features = {one.name: one for one in trained.sparse}
-    for feature in tested.sparse:
+    for feature in other.sparse:
         known = features.get(feature.name, feature)
         if (own := _ids(feature)) and (others := _ids(known)) and own != others:
-            yield f"the ids of {feature.name!r} are made {_how(feature, known)}"
+            yield f"the ids of {feature.name!r} are made {_how(feature, known, named)}"
     columns = {one.name: one for one in trained.dense_columns}
-    for column in tested.dense_columns:
+    for column in other.dense_columns:
         scale = columns.get(column.name, column).scale
         if scale != column.scale:
-            yield f"{column.name!r} has `scale: {column.scale}`, and in train `scale: {scale}`"
+            yield f"{column.name!r} has `scale: {column.scale}`, and in {named} `scale: {scale}`"
 
 
 def _ids(feature: ForeignFeature) -> tuple[object, ...]:
@@ -74,10 +85,10 @@ def _ids(feature: ForeignFeature) -> tuple[object, ...]:
     return ("as_is",)
 
 
-def _how(feature: ForeignFeature, known: ForeignFeature) -> str:
-    """How the ids of a feature are made otherwise than in train, where it is `known`."""
+def _how(feature: ForeignFeature, known: ForeignFeature, named: str) -> str:
+    """How the ids of a feature are made otherwise than in the table where it is `known`."""
     if feature.ids != known.ids:
-        return f"by `ids: {feature.ids}`, and in train by `ids: {known.ids}`"
+        return f"by `ids: {feature.ids}`, and in {named} by `ids: {known.ids}`"
     if feature.ids == "vocabulary":
-        return "by another vocabulary than in train"
-    return "by another hash than in train, of another `num_ids` or `hash_seed`"
+        return f"by another vocabulary than in {named}"
+    return f"by another hash than in {named}, of another `num_ids` or `hash_seed`"
