@@ -24,7 +24,7 @@ from recd_plugins.data.conform.rows import conform
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import reading, row_split, table_import
 from recd_plugins.data.importing.negatives import Catalogue, Negatives, with_negatives
-from recd_plugins.data.importing.schema_file import load_schema
+from recd_plugins.data.importing.schema_file import load_schema, options_of_schema
 from recd_plugins.data.importing.splits import Quantile, SplitBy
 from recd_plugins.data.importing.surveying.survey import survey
 from recd_plugins.data.importing.table_files import foreign_files
@@ -98,6 +98,39 @@ def test_a_table_has_the_rows_of_the_files(tmp_path: Path, name: str) -> None:
     again = load_schema(tmp_path / "table" / "schema.yaml")
     served = conform(table, again, "a request").select(list(rows[0]))
     assert served.to_pylist() == rows
+
+
+def test_a_table_keeps_the_vocabularies_by_which_it_was_imported(tmp_path: Path) -> None:
+    """Those of an earlier day too: the day after is served, and the next one imported, when the
+    first is gone. Where features of a table have two vocabularies, the second stays where it is."""
+    path = write(tmp_path / "clicks.parquet", clicks())
+    imported(path, tmp_path / "first")
+    rows = rows_of(tmp_path / "first")
+    for day, before in (("second", "first"), ("third", "second")):
+        kept = load_schema(tmp_path / before / "schema.yaml")
+        imported(path, tmp_path / day, {"sparse": [*options_of_schema(kept)["sparse"]]})
+        shutil.rmtree(tmp_path / before)
+        assert "vocabulary: vocabularies/item_id.parquet}" in text_of(tmp_path / day)
+        assert rows_of(tmp_path / day) == rows
+    served = conform(clicks(), load_schema(tmp_path / "third" / "schema.yaml"), "a request")
+    assert served.select(list(rows[0])).to_pylist() == rows
+
+    one, other = tmp_path / "one.parquet", tmp_path / "other.parquet"
+    for file in (one, other):
+        shutil.copyfile(tmp_path / "third" / "vocabularies" / "item_id.parquet", file)
+    item = {"num_ids": 100, "ids": "vocabulary", "table": "items"}
+    sparse = [
+        {"name": "item_id", "vocabulary": str(one), **item},
+        {"name": "brand", "vocabulary": str(other), **item},
+    ]
+    imported(path, tmp_path / "two", {"sparse": sparse})
+    assert "vocabulary: vocabularies/items.parquet}" in text_of(tmp_path / "two")
+    assert f"vocabulary: {other}}}" in text_of(tmp_path / "two")
+
+
+def text_of(table: Path) -> str:
+    """The schema that an import left beside a table."""
+    return (table / "schema.yaml").read_text()
 
 
 @pytest.mark.usefixtures("small")

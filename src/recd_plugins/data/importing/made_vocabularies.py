@@ -1,4 +1,5 @@
-"""The vocabularies that an import makes for features that come without one."""
+"""The vocabularies of an import: those that it makes for features that come without one, and copies
+of the others."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ from recd_plugins.data.importing.import_folder import (
     write_whole_json,
 )
 from recd_plugins.errors import DataError
+from recd_plugins.storage.uri import Location
 
 __all__ = ["MadeVocabularies"]
 
@@ -127,6 +129,26 @@ class MadeVocabularies:
                 for one in self.asked.sparse
             ),
         )
+
+    def beside(self, schema: ForeignSchema) -> ForeignSchema:
+        """The schema with copies, in the folder, of the vocabularies that it names elsewhere: the
+        table can then be read by its own when the table that they were made for is gone."""
+        names = {_file_of(one.table_name) for one in self.features}
+        copies: dict[Location | None, Path] = {}
+        for one in schema.sparse:
+            file, name = one.vocabulary, _file_of(one.table_name)
+            if file is None or file.parent == self.folder or file in copies:
+                continue
+            if name not in names:  # else features of the table have several vocabularies
+                self.folder.mkdir(exist_ok=True)
+                copies[file] = self.folder / name
+                copies[file].write_bytes(file.read_bytes())
+                names.add(name)
+        sparse = (
+            dataclasses.replace(one, vocabulary=copies.get(one.vocabulary, one.vocabulary))
+            for one in schema.sparse
+        )
+        return dataclasses.replace(schema, sparse=tuple(sparse))
 
     @property
     def _journal(self) -> Path:

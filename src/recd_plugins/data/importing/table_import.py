@@ -302,6 +302,7 @@ class TableImport:
         self._notes += notes_of_dots(self._schema)
         self._notes += notes_of_same_names(self._asked, self._files)
         self._notes += notes_of_changes(self._files)
+        self._schema = self._vocabularies.beside(self._schema)
         self._folder.publish(self._schema_text(), self._progress)
         folders: dict[str, Location] = {split: self._to / split for split in rows}
         tables = folders if self._split else {"": self._to}
