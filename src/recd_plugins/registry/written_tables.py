@@ -132,8 +132,8 @@ def _while_written(
 
 
 def _check_takes_files(folder: Path) -> None:
-    """Make a folder; raises `RegistryError` if that fails, or no file can be made in it: of one of
-    /proc, a lock's file looks as if another process had it."""
+    """Make a folder; `RegistryError` if that fails, or if it takes no files. Without this, a job
+    would wait for ever for a lock in a folder of /proc, as if another process had it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

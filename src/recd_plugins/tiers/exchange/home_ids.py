@@ -150,7 +150,7 @@ def _asked_of_concentrators(found: CoalescedParts, group: TableGroup, nodes: Nod
     ordered, order = concentrators.sort(stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    # Where each begins: a GPU would be waited for by `bincount`.
+    # `bincount` would wait for a GPU, so each concentrator's first place is searched for.
     begins = torch.searchsorted(
         ordered, torch.arange(nodes.ranks_per_node + 1, device=order.device)
     )
