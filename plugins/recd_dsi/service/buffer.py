@@ -157,9 +157,12 @@ class DiskCache:
     Anything else in the folder is ignored.
     """
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, most_bytes: int, written: str = "") -> None:
+        """`written` says when the files of the tables were: a job names these by their footers,
+        which stay the same where, for example, only the labels of two rows are swapped."""
         self._folder = folder
         self._most = most_bytes
+        self._tables_written = written
         self._written = 0
         self._full = False
         try:
@@ -172,20 +175,20 @@ class DiskCache:
 
     def __contains__(self, key: Key) -> bool:
         try:
-            return stat.S_ISREG((self._folder / key.name).lstat().st_mode)
+            return stat.S_ISREG(self._path(key).lstat().st_mode)
         except OSError:
             return False
 
     def get(self, key: Key) -> pa.RecordBatch | None:
         """The batch; None if it is not there. A damaged file is removed, so that the batch is made
         again."""
-        path = self._folder / key.name
+        path = self._path(key)
         try:
             found = pa.py_buffer(_contents(path))
         except OSError:
             return None
         stream, checksum = found[:-CHECKSUM], found[-CHECKSUM:]
-        if found.size <= CHECKSUM or _checksum(key.name, stream) != checksum:
+        if found.size <= CHECKSUM or _checksum(path.name, stream) != checksum:
             with contextlib.suppress(OSError):  # of another user, or on a read-only disk
                 path.unlink(missing_ok=True)
             return None
@@ -197,7 +200,7 @@ class DiskCache:
     def put(self, key: Key, record: pa.RecordBatch) -> None:
         """Write a batch, whole or not at all; once the disk is full, nothing more is written, and a
         notice says so."""
-        path = self._folder / key.name
+        path = self._path(key)
         if self._full or os.path.lexists(path):
             return
         sink = pa.BufferOutputStream()
@@ -226,6 +229,9 @@ class DiskCache:
         if self._written > self._most // 8:
             self._written = 0
             self._shrink()
+
+    def _path(self, key: Key) -> Path:
+        return self._folder / key._replace(job=key.job + self._tables_written).name
 
     def _shrink(self) -> None:
         """Remove those of our files that were used longest ago, beyond the bound; everything else

@@ -12,8 +12,9 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from recd_dsi.service.maker import STREAMS, Maker, OpenJob
 from recd_dsi.service.shared_memory import SharedRing
 from recd_plugins.api import DataError, RecdError, so_many
 from recd_plugins.api.batch import WIRED_SCHEMA, body_of, joined_records, without_bodies
+from recd_plugins.api.data import Table
 from recd_plugins.api.reading import Delivery, table_digest
 
 __all__ = ["Worker", "WorkerOptions", "settle"]
@@ -96,15 +98,16 @@ class Worker(Server):
         options.credentials.check(host)
         check_callable(host)
         self._opened = delivery.open()
-        self._digests = {
-            split: table_digest(self._opened.tables[split]) for split in ("train", "test")
-        }
+        tables = {split: self._opened.tables[split] for split in ("train", "test")}
+        self._digests = {split: table_digest(table) for split, table in tables.items()}
         self._transform = self._opened.transform
         self._jobs: dict[str, OpenJob] = {}
         self._jobs_lock = threading.Lock()
         self.id = uuid.uuid4().hex[:12]
         self.began = time.time()
-        disk = None if options.disk is None else DiskCache(options.disk, options.disk_bytes)
+        disk = None
+        if options.disk is not None:
+            disk = DiskCache(options.disk, options.disk_bytes, _written([*tables.values()]))
         self.buffer = Buffer(options.buffer_bytes, disk)
         self._maker = Maker(self.buffer)
         self._shared = SharedRing(options.shared_bytes)
@@ -204,3 +207,11 @@ class Worker(Server):
                 f"{so_many(found.length, 'batch')}."
             )
         return found
+
+
+def _written(tables: Sequence[Table]) -> str:
+    """Differs if files of these tables, or of what is joined to them, were written at other
+    times."""
+    joined = chain.from_iterable(table.joins for table in tables)
+    files = chain((table.facts for table in tables), (side.facts for side in joined))
+    return repr([one.mtime_ns for facts in files for one in facts.values()])
