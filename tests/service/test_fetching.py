@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recd_dsi.service.fetching import BAND, Fetching, FetchingOptions
+from recd_dsi.service.fetching import BAND, Fetching, FetchingOptions, NobodyAnswers
 
 PREFETCH = 64 << 20
 
@@ -54,3 +54,11 @@ def test_what_waits_is_counted_until_it_is_closed(fetching: Fetching) -> None:
     assert fetching.held_bytes == BAND << 10
     fetching.close()
     assert fetching.held_bytes == 0
+
+
+def test_a_wait_in_vain_counts_as_stalled(fetching: Fetching) -> None:
+    fetching._fleet.seats = 1
+    fetching._options = FetchingOptions(patience=0.05)
+    with pytest.raises(NobodyAnswers):
+        fetching.get()
+    assert fetching.stalled >= 0.05

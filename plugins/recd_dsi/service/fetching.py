@@ -137,13 +137,10 @@ class Fetching:
 
     def get(self) -> Batch:
         """The next batch; raises `NobodyAnswers`, or the error of the batch."""
-        began = time.monotonic()
         position = self._next
         with self._lock:
-            waits = position not in self._ready
-            while position not in self._ready:
-                self._raise_what_is_wrong(position, began)
-                self._arrived.wait(TICK)
+            if position not in self._ready:
+                self._wait_for(position)
             batch = self._ready.pop(position)
             self._bytes.pop(position)
             self._errors.pop(position, None)
@@ -151,8 +148,6 @@ class Fetching:
             self._next, self._served = position + 1, True
             if self._next % self._band == 0 and not self._is_comfortable:
                 self._room.notify_all()
-        if waits:
-            self.stalled += time.monotonic() - began
         return batch
 
     @contextlib.contextmanager
@@ -182,6 +177,15 @@ class Fetching:
             self._ready.clear()
             self._bytes.clear()
             self._room.notify_all()
+
+    def _wait_for(self, position: int) -> None:
+        began = time.monotonic()
+        try:
+            while position not in self._ready:
+                self._raise_what_is_wrong(position, began)
+                self._arrived.wait(TICK)
+        finally:
+            self.stalled += time.monotonic() - began
 
     def _raise_what_is_wrong(self, position: int, began: float) -> None:
         remotes = self._fleet.remotes()
