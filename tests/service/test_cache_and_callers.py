@@ -153,7 +153,7 @@ def test_a_damaged_file_of_the_cache_is_none_and_is_written_anew(tmp_path: Path)
 def test_a_cache_that_takes_no_more_says_so_once(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "gone", 1 << 20)
     (tmp_path / "gone").rmdir()
-    with pytest.warns(NoticeWarning, match="gone takes no more batches .*: those that do not fit"):
+    with pytest.warns(NoticeWarning, match="gone takes no more batches .* Name a folder in which"):
         cache.put(key(1), record(1))
     cache.put(key(2), record(2))  # a second notice would be an error here
     assert cache.get(key(1)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from pathlib import Path
@@ -105,6 +106,19 @@ def test_a_token_that_is_none_says_what_writes_one(
         (tmp_path / "token").write_bytes(held)
     with pytest.raises(CapabilityError, match=f"token: .*{says}.*openssl rand -hex 32"):
         credentials_of(tmp_path / "token", None, None)
+
+
+def test_a_token_that_may_not_be_read_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other processes have it: nobody is told to write another."""
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(
+        CapabilityError, match=r"\(Permission denied\)\. Let the user of this process"
+    ):
+        credentials_of(Path("token"), None, None)
 
 
 @pytest.mark.parametrize("which", ["certificate", "key"])

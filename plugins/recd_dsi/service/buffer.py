@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -215,12 +216,13 @@ class DiskCache:
             part.rename(path)
         except OSError as error:
             self._full = True
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            cure = "Free space on its disk" if is_full else "Name a folder in which it may write"
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             warnings.warn(
                 f"cache: {self._folder} takes no more batches ({error.strerror}): those that do "
-                "not fit into memory will be made again. Free space on its disk and start the "
-                "worker again, or name another folder.",
+                f"not fit into memory will be made again. {cure} and start the worker again.",
                 NoticeWarning,
                 stacklevel=2,
             )

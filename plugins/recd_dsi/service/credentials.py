@@ -98,6 +98,8 @@ def _read(path: Path, what: str, cure: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
+        if isinstance(error, PermissionError):  # a new file would not be the one that others have
+            cure = "Let the user of this process read it."
         named = f"the {what} of the reader service"
         raise CapabilityError(
             f"{path}: {named} cannot be read ({error.strerror}). {cure}"
