@@ -590,6 +590,19 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_worker_of_one_machine_that_joins_beyond_it_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trusts = Credentials(token="one", certificate=certificate(tmp_path, "ours")[0])
+    join(Known(1), "coordinator.invalid:9", trusts)
+    assert (
+        "only ranks of this machine can call this worker at 127.0.0.1:1" in capfd.readouterr().err
+    )
+    join(Known(1), "127.0.0.2:9", NO_CREDENTIALS)
+    assert "only ranks" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_a_server_of_another_certificate_is_not_called(tmp_path: Path) -> None:
     ours, key_file = certificate(tmp_path, "ours")
     other, _ = certificate(tmp_path, "other")

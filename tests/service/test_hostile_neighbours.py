@@ -29,8 +29,8 @@ from recd_dsi.service.addresses import host_and_port, is_loopback
 from recd_dsi.service.buffer import DiskCache, Key
 from recd_dsi.service.calls import answered
 from recd_dsi.service.coordinator import Coordinator
-from recd_dsi.service.coordinator_callers import join, watch_members
-from recd_dsi.service.credentials import NO_CREDENTIALS
+from recd_dsi.service.coordinator_callers import MANY_FAILURES, join, watch_members
+from recd_dsi.service.credentials import NO_CREDENTIALS, Credentials
 from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.job import MOST_STREAMS, BatchJob, Request
 from recd_dsi.service.members import MOST_FACTS, Members
@@ -215,6 +215,67 @@ def test_a_worker_speaks_on_whatever_it_is_answered() -> None:
         until(lambda: server.asked > len(ODD) + 3)
     finally:
         server.shutdown()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_is_refused_for_another_reason_than_before_hears_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A worker says each reason once; and a rank has it beside the silence of a worker it knew."""
+    was = Coordinator()
+    address, port = was.address, was.port
+    was.shutdown()
+
+    class Known:
+        def about(self) -> dict[str, Any]:
+            return WORKER
+
+    said = ""
+
+    def has_said(what: str) -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return what in said
+
+    join(Known(), address, NO_CREDENTIALS)
+    until(lambda: has_said("does not hear this worker"))
+    server = Coordinator(port=port, credentials=Credentials(token="another"))
+    fleet = Fleet(NO_CREDENTIALS, 1)
+    fleet.set_workers({0: "127.0.0.1:9"})
+    try:
+        until(lambda: has_said("(a token is needed, and this is not the right one); it tries on"))
+        watch_members(fleet, address, NO_CREDENTIALS, "ab", 0, 1)
+        until(lambda: "a token is needed" in fleet.unknown)
+        (worker,) = fleet.remotes()
+        worker.failed("Connection refused")
+        assert fleet.trouble == f"{fleet.unknown}; 127.0.0.1:9: Connection refused"
+    finally:
+        fleet.close()
+        server.shutdown()
+    assert said.count("a token is needed") == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_names_a_worker_that_never_answers(capfd: pytest.CaptureFixture[str]) -> None:
+    there = [{"seat": seat, "address": f"127.0.0.1:{seat + 8}"} for seat in (0, 1)]
+    server = Answers([json.dumps({"workers": there, "interval": 1})])
+    fleet = Fleet(NO_CREDENTIALS, 2)
+    try:
+        watch_members(fleet, f"127.0.0.1:{server.port}", NO_CREDENTIALS, "ab", 0, 2)
+        until(lambda: len(fleet.remotes()) == 2)
+        never, once = fleet.remotes()
+        once.worked()
+        for _ in range(MANY_FAILURES):
+            never.failed("the certificate has expired")
+            once.failed("Connection refused")
+        asked = server.asked
+        until(lambda: server.asked > asked + 2)
+    finally:
+        fleet.close()
+        server.shutdown()
+    lines = [one for one in capfd.readouterr().err.splitlines() if one.startswith("reader:")]
+    what = "reader: rank 0 leaves out a worker that was announced"
+    assert lines == [f"{what}: 127.0.0.1:8: the certificate has expired"]
 
 
 @pytest.mark.parametrize("stripe", ["", "x", "-1", "1.5", "9" * 5000])

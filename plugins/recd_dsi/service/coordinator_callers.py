@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from recd_dsi.service.addresses import host_and_port
+from recd_dsi.service.addresses import host_and_port, is_loopback
 from recd_dsi.service.calls import Caller, reason
 from recd_dsi.service.coordinator import TIMEOUT
 from recd_dsi.service.credentials import Credentials
@@ -20,10 +20,15 @@ from recd_dsi.service.fleet import Fleet
 from recd_dsi.service.members import INTERVAL, MOST_INTERVAL
 from recd_plugins.api import DataError, RecdError
 
-__all__ = ["join", "watch_members"]
+__all__ = ["MANY_FAILURES", "join", "watch_members"]
 
 TROUBLES = (pa.ArrowException, flight.FlightError, OSError, RecdError)
 """The errors of a call that brought no useful answer."""
+
+
+MANY_FAILURES = 5
+"""After this many failed calls, which take over a second, a worker that never answered is
+reported."""
 
 
 class Joins(Protocol):
@@ -37,25 +42,33 @@ def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
     """Make a worker report for as long as it lives that it is there; and write to standard error if
     the coordinator does not hear it."""
     caller = Caller(coordinator, credentials)
+    address = str(worker.about()["address"])
+    hosts = [host_and_port(one)[0] for one in (address, coordinator)]
+    if [*map(is_loopback, hosts)] == [True, False]:
+        _say(
+            f"only ranks of this machine can call this worker at {address}, and the coordinator at "
+            f"{coordinator} names it to all of them: if others are on other machines, give a "
+            "`--host` by which they reach this one"
+        )
 
     def speak() -> None:
-        seat, heard = None, True
+        seat, said = None, set[str]()
         while True:
             try:
                 about = {**worker.about(), "seat": seat}
                 answer = caller.act("heartbeat", about, TIMEOUT)
                 seat, pause = answer.get("seat"), _pause(answer)
-                if not heard:
+                if said:
                     _say(f"the coordinator at {coordinator} hears this worker now")
-                heard = True
+                said.clear()
             except (*TROUBLES, ValueError) as error:
                 pause = INTERVAL
-                if heard:
+                if (why := reason(error)) not in said:
                     _say(
-                        f"the coordinator at {coordinator} does not hear this worker "
-                        f"({reason(error)}); it tries on"
+                        f"the coordinator at {coordinator} does not hear this worker ({why}); "
+                        "it tries on"
                     )
-                heard = False
+                said.add(why)
             time.sleep(pause)
 
     threading.Thread(target=speak, daemon=True, name="recd-heartbeat").start()
@@ -69,7 +82,7 @@ def watch_members(
     caller = Caller(coordinator, credentials)
 
     def look() -> None:
-        reported = ""
+        reported = {""}
         while not fleet.closed:
             try:
                 client = {"delivery": delivery, "rank": rank, "most": most}
@@ -81,16 +94,25 @@ def watch_members(
                     fleet.set_workers(there)
                 nobody = f"the coordinator at {coordinator} knows no worker"
                 fleet.unknown = "" if there else left_out or nobody
-                if left_out not in ("", reported):
-                    _say(f"reader: rank {rank} leaves out a worker that was announced: {left_out}")
-                    reported = left_out
+                for why in (left_out, *_silent(fleet)):
+                    if why not in reported:
+                        _say(f"reader: rank {rank} leaves out a worker that was announced: {why}")
+                        reported.add(why)
             except (*TROUBLES, ValueError) as error:
                 pause = INTERVAL  # the present list stays
-                if not fleet.remotes():
-                    fleet.unknown = f"the coordinator at {coordinator}: {reason(error)}"
+                fleet.unknown = f"the coordinator at {coordinator}: {reason(error)}"
             time.sleep(pause)
 
     threading.Thread(target=look, daemon=True, name="recd-members").start()
+
+
+def _silent(fleet: Fleet) -> list[str]:
+    """The workers that have answered none of several calls, each with why the latest one failed."""
+    return [
+        f"{one.address}: {one.trouble}"
+        for one in fleet.remotes()
+        if one.failures >= MANY_FAILURES and not one.has_answered
+    ]
 
 
 def _pause(answer: Mapping[str, Any]) -> float:

@@ -61,6 +61,7 @@ class Remote:
         self._credentials = credentials
         self.caller = Caller(address, credentials)
         self.failures = 0
+        self.has_answered = False
         self.down_until = 0.0
         self.trouble = ""
         """Why the latest call to it failed."""
@@ -93,6 +94,7 @@ class Remote:
 
     def worked(self) -> None:
         """It answered."""
+        self.has_answered = True
         self.failures, self.down_until, self.trouble = 0, 0.0, ""
 
 
@@ -113,13 +115,14 @@ class Fleet:
         self.backend: Backend | None = None
         """What started them, if this process did."""
         self.unknown = ""
-        """Why the workers are unknown, if a coordinator should name them."""
+        """Why the workers are unknown, or may be others by now, if a coordinator should name
+        them."""
 
     @property
     def trouble(self) -> str:
         """Why no worker can be asked, as far as that is known."""
         each = (f"{one.address}: {one.trouble}" for one in self.remotes() if one.trouble)
-        return self.unknown or next(each, "")
+        return "; ".join(filter(None, (self.unknown, next(each, ""))))
 
     def set_workers(self, addresses: Mapping[int, str]) -> None:
         """Note which workers are there from now on, by seat."""
