@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from known_rows import ROWS, SCHEMA, epoch, open_loader, write
 
 from recd_plugins.compat.copied_server import copy_as_fork_server
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.parquet.opened_file import opened as opened_parquet
 from recd_plugins.data.preprocess.batch_transform import BatchTransform
 from recd_plugins.data.reader.batch_reader import DECODING
 from recd_plugins.data.table import Table
@@ -55,6 +57,32 @@ def test_a_damaged_page_names_file_and_row_group(tmp_path, workers):
     assert message.startswith(f"{table.files[1]}, row group 2: cannot be read (")
     assert message.endswith("write it again, or take it out of the table.")
     assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("by", ["stripe", "batches"])
+def test_a_file_that_is_written_over_while_it_is_open_is_told(tmp_path, by):
+    file, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    for path, first in ((file, 0), (other, 1000)):  # the two differ in nothing but their numbers
+        ids = pa.table({"a": range(first, first + 40)})
+        plain = {"use_dictionary": False, "write_statistics": False}
+        pq.write_table(ids, path, row_group_size=8, compression="none", **plain)
+
+    def read(opened):
+        if by == "stripe":
+            return opened.read_row_group(2, columns=["a"])["a"].to_pylist()
+        batches = opened.iter_batches(row_groups=[2], columns=["a"])
+        return pa.Table.from_batches(batches)["a"].to_pylist()
+
+    with opened_parquet(file) as opened:
+        os.replace(shutil.copy(file, tmp_path / "copy"), file)  # as it was to who has it open
+        assert read(opened) == [*range(16, 24)]
+    with opened_parquet(file) as opened:
+        for over in (other.read_bytes(), b""):  # empty, as where a copy over it begins
+            file.write_bytes(over)
+            with pytest.raises(
+                DataError, match=r"a\.parquet: has changed since the table was open"
+            ):
+                read(opened)
 
 
 @dataclass(frozen=True)

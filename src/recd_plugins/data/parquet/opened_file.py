@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,17 +45,15 @@ def opened(file: Location, facts: FileFacts | None = None, *, buffer_size: int =
     whole Parquet file, and for one that has changed since its `facts` were found. For a file on
     disk, a buffer keeps huge columns from being read whole."""
     with read_as_parquet(file):
+        version = _version(file)
         source = opened_bytes(file)
         footer = footer_in(source, file, None if facts is None else facts.names)
         if facts is not None and facts.digest not in ("", footer.digest):
-            raise DataError(
-                f"{file}: has changed since the table was opened. Do not write to a table while it "
-                "is read; start again with the table as it is."
-            )
+            raise _changed(file)
         if isinstance(file, Path) and buffer_size:
             source.close()
             source = None
-        return OpenedFile(file, source, footer, facts, buffer_size=buffer_size)
+        return OpenedFile(file, source, footer, facts, version, buffer_size=buffer_size)
 
 
 class OpenedFile(pq.ParquetFile):
@@ -66,10 +66,12 @@ class OpenedFile(pq.ParquetFile):
         source: Any,
         footer: Footer,
         facts: FileFacts | None,
+        version: tuple[int, ...] | None,
         *,
         buffer_size: int,
     ) -> None:
         self.location = location
+        self._version = version
         self.digest = footer.digest
         self.partitions = {} if facts is None else dict(facts.partitions)
         self.left_out = lists_left_out(footer.metadata, location)
@@ -98,15 +100,16 @@ class OpenedFile(pq.ParquetFile):
         come as dictionaries."""
         own = self._own(columns)
         lists = self._lists(i, own)
-        if self._fetched is not None:
-            ahead = own
-            if lists and self._fetched.is_on_disk:
-                # The threads that decode lists read them: each reads what its cache then still has.
-                ahead = _others(own, lists)
-            began = time.perf_counter()
-            self._fetched.fetch(_spans(self.metadata, i, self._names_of_chunks, ahead))
-            self._io += time.perf_counter() - began
-        rows = self._decoded(i, own, lists, *args, **options)
+        with self._unchanged():
+            if self._fetched is not None:
+                ahead = own
+                if lists and self._fetched.is_on_disk:
+                    # Threads that decode lists read them: each reads what its cache then still has.
+                    ahead = _others(own, lists)
+                began = time.perf_counter()
+                self._fetched.fetch(_spans(self.metadata, i, self._names_of_chunks, ahead))
+                self._io += time.perf_counter() - began
+            rows = self._decoded(i, own, lists, *args, **options)
         if self.left_out:
             rows = held_once(rows, self.left_out, f"{self.location}, row group {i}")
         rows = self._with_partitions(rows, columns)
@@ -187,10 +190,31 @@ class OpenedFile(pq.ParquetFile):
     ) -> Iterator[pa.RecordBatch]:
         where, groups = str(self.location), options.get("row_groups")
         batches = super().iter_batches(batch_size, columns=self._own(columns), **options)
-        batches = all_batches(batches, self.metadata, groups, where)
+        batches = all_batches(self._each_unchanged(batches), self.metadata, groups, where)
         for batch in expanded_batches(batches, self.left_out, where):
             rows = self._with_partitions(pa.Table.from_batches([batch]), columns)
             yield from rows.combine_chunks().to_batches()
+
+    def _each_unchanged(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches, each read while the file stayed as it was."""
+        while True:
+            with self._unchanged():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Raises `DataError` at its end if somebody has written over the file since it was opened:
+        what was read inside may be rows of another file, and an error inside is due to that. A file
+        that was removed or replaced by another stays readable as it was."""
+        try:
+            yield
+        finally:
+            now = None if self._version is None else _version(self.location)
+            if now is not None and now[:2] == self._version[:2] and now != self._version:
+                raise _changed(self.location)
 
     def _own(self, columns: Sequence[str] | None) -> list[str] | None:
         if columns is None or not self.partitions:
@@ -209,6 +233,25 @@ class OpenedFile(pq.ParquetFile):
                     pa.field(name, value.type), pa.repeat(value, rows.num_rows)
                 )
         return rows.select(list(dict.fromkeys(wanted)))
+
+
+def _version(file: Location) -> tuple[int, ...] | None:
+    """The device and number of a file on disk, then its size and time; None if it is not there, and
+    for a file of a store, which nobody writes over while it is read."""
+    if not isinstance(file, Path):
+        return None
+    try:
+        now = os.stat(file)
+    except OSError:
+        return None
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+
+
+def _changed(file: Location) -> DataError:
+    return DataError(
+        f"{file}: has changed since the table was opened. Do not write to a table while it is "
+        "read; start again with the table as it is."
+    )
 
 
 def all_batches(
