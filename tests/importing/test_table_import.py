@@ -770,3 +770,30 @@ def test_a_file_to_which_somebody_writes_meanwhile_is_noted(tmp_path: Path) -> N
         opened.write("1,3\n")
     (note,) = notes("longer")
     assert note.startswith(f"{file}: has changed since the import began, so the table may lack")
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"), [("parquet", "removed"), ("parquet", "emptied"), ("csv", "removed")]
+)
+def test_a_file_that_is_gone_when_its_turn_comes_is_named(
+    tmp_path: Path, name: str, ends: str
+) -> None:
+    paths = [write(tmp_path / f"{number}.{name}", clicks(40)) for number in range(2)]
+    found = survey(foreign_files(paths))
+    schema = parse(ForeignSchema, SCHEMA | {"sparse": [SCHEMA["sparse"][1]]}, "schema")
+    job = TableImport(found.files, tmp_path / "table", schema, found.read_as, workers=1)
+    if ends == "emptied":
+        paths[1].write_bytes(b"")
+    else:
+        paths[1].unlink()
+    with pytest.raises(DataError, match=rf"1\.{name}: was removed or written over while the files"):
+        job.run()
+    assert not list(tmp_path.glob("table*"))
+
+
+def test_a_column_that_a_file_lacks_is_told_before_values_are_counted(tmp_path: Path) -> None:
+    for number, lacked in enumerate([[], ["visit"]]):
+        write(tmp_path / f"{number}.parquet", clicks(40).drop(lacked))
+    with pytest.raises(DataError, match=r"1\.parquet: lacks column 'visit'"):
+        imported(tmp_path / "*.parquet", tmp_path / "table")
+    assert not list(tmp_path.glob("table*"))

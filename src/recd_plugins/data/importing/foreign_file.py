@@ -18,6 +18,7 @@ __all__ = [
     "ForeignFile",
     "Format",
     "cut_short",
+    "gone",
     "num_bytes",
     "own_names",
     "shell_files",
@@ -133,6 +134,8 @@ def shell_files(path: Location, made: str) -> str:
 
 def cut_short(path: Location, compression: str | None, what: str, error: Exception) -> DataError:
     """The error for a file that cannot be read to its end."""
+    if isinstance(error, FileNotFoundError):
+        return gone(path)
     cure = "download it again, or write it again."
     if compression is not None:
         rest = path.stem if path.suffix in SUFFIXES else f"{path.name}.part"
@@ -142,3 +145,11 @@ def cut_short(path: Location, compression: str | None, what: str, error: Excepti
             f"{shlex.quote(rest)}"
         )
     return DataError(f"{path}: {what} ({error}). It was cut short or damaged: {cure}")
+
+
+def gone(path: Location) -> DataError:
+    """The error for a file that is no longer the one that was found."""
+    return DataError(
+        f"{path}: was removed or written over while the files were read. Run the command again, "
+        "and leave them as they are until it has ended."
+    )

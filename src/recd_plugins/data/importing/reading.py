@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from recd_plugins.data.conform.values import without_views
 from recd_plugins.data.foreign import null_instead_of
 from recd_plugins.data.importing.column_types import ColumnTypes
-from recd_plugins.data.importing.foreign_file import ForeignFile, num_bytes
+from recd_plugins.data.importing.foreign_file import ForeignFile, gone, num_bytes
 from recd_plugins.data.importing.struct_fields import field_at, type_at
 from recd_plugins.data.importing.text.json_rows import json_rows
 from recd_plugins.data.importing.text.text_rows import text_rows
@@ -28,7 +28,16 @@ from recd_plugins.errors import DataError, nearest
 from recd_plugins.launch.machine_cores import machine_cores
 from recd_plugins.storage.uri import Location, input_file
 
-__all__ = ["Block", "Position", "blocks", "damaged_group", "mapped", "opened_parquet", "types_of"]
+__all__ = [
+    "Block",
+    "Position",
+    "blocks",
+    "check_there",
+    "damaged_group",
+    "mapped",
+    "opened_parquet",
+    "types_of",
+]
 
 R = TypeVar("R")
 BATCH_ROWS = 65_536
@@ -108,11 +117,14 @@ def blocks(
     for index in range(start.file, len(files)):
         file = files[index]
         position = start if index == start.file else Position(file=index)
-        _check_there(file, columns, absent)
-        if file.format == "parquet":
-            yield from _parquet_blocks(file, position, before, columns)
-        else:
-            yield from _line_blocks(file, position, before)
+        check_there(file, columns, absent)
+        try:
+            if file.format == "parquet":
+                yield from _parquet_blocks(file, position, before, columns)
+            else:
+                yield from _line_blocks(file, position, before)
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            raise gone(file.path) from error
         before += file.size
 
 
@@ -146,7 +158,8 @@ def mapped(
     progress(what, total, total)
 
 
-def _check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[str]) -> None:
+def check_there(file: ForeignFile, columns: Sequence[str], absent: Collection[str]) -> None:
+    """Raises `DataError` for a column that the file lacks, unless it is one of the `absent`."""
     there = {*file.columns, *absent}
     for name in columns:
         # A key of JSON may come later.

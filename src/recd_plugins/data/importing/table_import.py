@@ -52,7 +52,7 @@ from recd_plugins.data.importing.negatives import (
     with_negatives,
 )
 from recd_plugins.data.importing.proposing.column_names import names_label
-from recd_plugins.data.importing.reading import Block, Position, mapped, types_of
+from recd_plugins.data.importing.reading import Block, Position, check_there, mapped, types_of
 from recd_plugins.data.importing.row_split import RowSplit
 from recd_plugins.data.importing.schema_file import as_yaml
 from recd_plugins.data.importing.splits import Quantile, SplitBy
@@ -210,6 +210,8 @@ class TableImport:
         self._vocabularies.check_files()
         for error in absent_errors(self._absent, self._files, self._schema, self._read_as.types):
             raise error
+        for file in self._files:  # before values are counted for hours
+            check_there(file, self._columns, self._absent)
 
     def _check_labels(self) -> None:
         if self._files[0].format == "jsonl" or self._makes_label:
