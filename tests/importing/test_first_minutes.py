@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from recd_dlrm.models.sequence_dlrm import choose_poolings
 from recd_plugins.cli.init import registry_of_table, registry_text, sizes
 from recd_plugins.cli.main import app
-from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
+from recd_plugins.config import Config
+from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables, made_since
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table_writer import write_table
 from recd_plugins.registry import Registry
@@ -335,13 +336,30 @@ def test_days_that_were_made_otherwise_are_told(
     assert [one for one in build_notices("registry.yaml") if f"{what} train (days/day=2" in one]
     Path("registry.yaml").write_text(dataset % ("days/day=1", "next"))
     assert build_notices("registry.yaml") == []
+    second = parquet_config("registry.yaml", dataset % ("days/day=2", "next"))
+    (told,) = made_since({"train": "days/day=1"}, second, "train.begin_from")
+    assert str(told) == (
+        "train.begin_from has other ids or numbers than dataset.train: its embeddings are of other "
+        f"values: {what} that run (days/day=2/schema.yaml). {cure}"
+    )
+    (told,) = made_since({"train": ["days/day=0"]}, second, "train.begin_from")
+    assert "the table that it was trained on, days/day=0, cannot be read" in str(told)
+    assert made_since({"train": ["days/day=2"]}, second, "train.begin_from") == []
+    assert made_since({"samples": 1}, Config(), "train.begin_from") == []
 
 
 def build_notices(registry: str) -> list[str]:
     """What the dataset of a registry tells of itself."""
+    return [str(one) for one in ParquetTables(parquet_config(registry)).notices()]
+
+
+def parquet_config(registry: str, text: str | None = None) -> ParquetConfig:
+    """The config of a registry's dataset; the registry is written if its text is given."""
+    if text is not None:
+        Path(registry).write_text(text)
     config = Registry.load(Path(registry)).one("dataset").config
     assert isinstance(config, ParquetConfig)
-    return [str(one) for one in ParquetTables(config).notices()]
+    return config
 
 
 def test_a_table_with_a_dot_in_its_name_is_named_before_a_model_is_made(

@@ -25,11 +25,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from full_disk import files_of_at_most
 from jobs import REGISTRY, metrics
 
 import recd_plugins
 from recd_plugins.api.batch import Batch, read_batch
+from recd_plugins.api.training import checkpoint_reader
 from recd_plugins.errors import DataError, RecdError, RegistryError
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
@@ -224,6 +226,68 @@ def test_a_run_with_other_choices_is_refused(runs: Path, folder: Path, gloo_pool
         assert isinstance(found[0], str)
         assert found[0].startswith(RegistryError.__name__)
         assert says in found[0]
+
+
+FEWER = [
+    {"name": "item_id", "num_ids": 500, "table": "items"},
+    {"name": "history", "num_ids": 500, "table": "items", "sequence": True},
+]
+"""Features of the dataset whose table has fewer rows."""
+
+
+def tensors_in(run: Path) -> dict[str, torch.Tensor]:
+    """All that a run's latest checkpoint holds of model and optimizers."""
+    reader = checkpoint_reader(run)
+    kept = reader.read_metadata().state_dict_metadata
+    found = {name: torch.empty(one.size, dtype=one.properties.dtype) for name, one in kept.items()}
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_run_begins_from_another_as_if_that_had_gone_on(
+    runs: Path, folder: Path, gloo_pool: GlooPool
+) -> None:
+    """With its weights and optimizer states, at the start of its own data: as the other run would
+    go on, to the bit, if its loader were at the start. Another number of ranks may begin; another
+    model, other optimizers or tables of other sizes may not."""
+
+    def trained(name: str, *more: str, ranks: int = 2, resume: bool = False) -> Any:
+        options = [*SHORT, *more, f"train.run={folder / name}"]
+        return gloo_pool.run(run, str(folder), options, resume, world_size=ranks)[0]
+
+    shutil.copytree(runs / "2-5", folder / "first")
+    shutil.copytree(runs / "2-5", folder / "goes-on")
+    checkpoint = checkpoint_of(folder / "goes-on")
+    for file in checkpoint.glob("rank-*.json"):
+        state = json.loads(file.read_text())
+        state["loader"]["batches"] = 0
+        file.write_text(json.dumps(state))
+    write_digest(checkpoint, {one: digest_of(checkpoint / one) for one in read_digest(checkpoint)})
+    begins = f"train.begin_from={folder / 'first'}"
+    trained("goes-on", "train.steps=10", resume=True)
+    trained("begun", "train.steps=5", begins)
+    begun, goes_on = (tensors_in(folder / name) for name in ("begun", "goes-on"))
+    assert begun.keys() == goes_on.keys()
+    for name, one in goes_on.items():
+        assert torch.equal(begun[name], one), name
+
+    still = ["train.optimizer.tables_lr=1e-30", "train.optimizer.dense_lr=1e-30"]
+    trained("alone", "train.steps=1", begins, *still, ranks=1)
+    alone, first = (tensors_in(folder / name) for name in ("alone", "first"))
+    for name, one in first.items():
+        assert not name.startswith("model.") or torch.equal(alone[name], one), name
+
+    for other, says in (
+        ("model.embedding_dim=16", "was made with `model: "),
+        ("train.optimizer.tables=sgd", "was made with train.optimizer.tables="),
+        (f"dataset.features={json.dumps(FEWER)}", "weight' of [500, 8], the run one of [100000"),
+        (f"train.begin_from={folder / 'none'}", "holds no checkpoint"),
+    ):
+        found = trained("refused", "train.steps=1", begins, other)
+        assert isinstance(found, str)
+        assert says in found
+        assert not (folder / "refused").exists()
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,9 @@ class TrainSettings(Config):
     a step (`step`), if the ranks can share them evenly, or the samples of a rank (`rank`)."""
     run: Path = Path("runs/latest")
     """The folder of metrics, TensorBoard events and checkpoints."""
+    begin_from: Path | None = None
+    """The run, or the checkpoint, with whose weights and optimizer states a new run begins, on any
+    data and number of ranks. By default it begins with new ones; `--resume` does not look at it."""
     hang_after: Annotated[float, Range(ge=0)] = 600.0
     """The seconds without a step, a batch of an evaluation or a checkpoint (before the first step:
     without any work) after which the job ends, and says which rank hangs, and where. With 0 the job

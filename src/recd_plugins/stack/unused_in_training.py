@@ -54,6 +54,7 @@ OF_RECD_TRAIN = (
     "profile_steps",
     "checkpoint_every",
     "keep_checkpoints",
+    "begin_from",
     "on_damaged",
     "on_full",
     "elastic",

@@ -10,16 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from recd_plugins.data.parquet_tables import made_since
 from recd_plugins.data.pins import check_pins, write_pins
 from recd_plugins.errors import RegistryError, listed, so_many
+from recd_plugins.notices import Notices
 from recd_plugins.planning.together import agreed
 from recd_plugins.registry.option_files import files_of_steps
 from recd_plugins.registry.plugin_code import code_of
 from recd_plugins.stack import Stack
 from recd_plugins.storage.whole_file import of_path
-from recd_plugins.trainer.assemble import assemble
+from recd_plugins.trainer.assemble import Job, assemble
 from recd_plugins.trainer.checkpoints.checkpoint import Checkpoints, ReachedState
-from recd_plugins.trainer.checkpoints.files import read_job
+from recd_plugins.trainer.checkpoints.files import checkpoint_of, read_job
 from recd_plugins.trainer.checkpoints.other_ranks import (
     OtherRanks,
     resumed_position,
@@ -80,6 +82,8 @@ def _begun(
         watchdog.mark("the tables", starting=True)
         job = assemble(stack, device)
         Checkpoints.check(job)
+        checkpoints = _checkpoints(stack, settings.batch_size * dist.get_world_size())
+        begun = [*_begun_from(stack, job, checkpoints)]
         moved = set_aside(settings.run) if dist.get_rank() == 0 else None
         watchdog.folder = settings.run / "stacks"
         report = _report(stack, None)
@@ -87,11 +91,11 @@ def _begun(
         if moved:
             report.say(f"the run before is now {moved}")
         report.say(f"a new run: {settings.run}")
+        for line in begun:
+            report.say(line)
         if dist.get_rank() == 0:
             write_pins(settings.run, stack.prepare(), files_of_steps(stack.registry))
-        samples = settings.batch_size * dist.get_world_size()
         positions = Positions(loader, settings.steps)
-        checkpoints = _checkpoints(stack, samples)
         loop = Loop(stack, job, checkpoints, report, positions, watchdog, None, callbacks)
         return _finished(loop, report, launchers, settings.run)
 
@@ -151,6 +155,18 @@ def _resumed(
         return _finished(loop, report, launchers, settings.run)
 
 
+def _begun_from(stack: Stack, job: Job, checkpoints: Checkpoints) -> Iterator[str]:
+    """Fill the job with what `train.begin_from` names; lines that say so."""
+    run = stack.registry.train.begin_from
+    if run is not None:
+        before = checkpoints.begin_from(job, run)
+        was, config = read_job(checkpoint_of(run))["registry"], stack.registry.one("dataset").config
+        notices = made_since(was.get("dataset"), config, "train.begin_from")
+        Notices(strict=stack.registry.strict).give(notices, dist.get_rank())
+        yield f"begins with weights and optimizer states of step {before.step} of {run}"
+        yield from _anew_in_words(before)
+
+
 def _on_ranks_there_are(stack: Stack, latest: Path) -> tuple[Stack, OtherRanks | None]:
     """The stack of a restarted job, with the batch size and the streams for the ranks that there
     are by now; and the checkpoint as those ranks see it, None if they are the same."""
@@ -176,13 +192,17 @@ def _resumed_in_words(
     again = "restarted and " if restarted else ""
     yield f"{again}resumed after step {reached.step}: {run}"
     yield from (*reached.new_code, *reached.new_rates)
+    yield from _anew_in_words(reached)
+    if reached.no_taker:
+        yield f"the checkpoint's {listed(reached.no_taker)} have no taker now"
+
+
+def _anew_in_words(reached: ReachedState) -> Iterator[str]:
     if reached.begun_anew:
         yield (
             f"another optimizer steps {listed(reached.begun_anew)} by this plan, and its "
             "states of that begin anew: data-parallel tables are the dense one's"
         )
-    if reached.no_taker:
-        yield f"the checkpoint's {listed(reached.no_taker)} have no taker now"
 
 
 def _checkpoints(

@@ -25,6 +25,12 @@ __all__ = [
 SAME = ("dataset", "etl", "preprocess", "dedup", "reader", "model", "pooling", "optimizer")
 """Registry keys that a resumed job may not change."""
 
+LEARNT = ("preprocess", "model", "pooling", "optimizer")
+"""Registry keys on which the meaning of weights and of optimizer states depends."""
+
+TO_RESUME = "resume, or start a new run in another folder (train.run=...)"
+"""What one does who has changed a registry back, or does not want to."""
+
 RATES = ("tables_lr", "dense_lr")
 """Options of train.optimizer that a resumed job may change, since no state depends on them."""
 
@@ -40,27 +46,31 @@ def check_ranks(path: Path, before: int, now: int) -> None:
 
 
 def check_registry(
-    path: Path, before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]
+    path: Path,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    free: Collection[str],
+    *,
+    begins: bool = False,
 ) -> None:
     """`RegistryError` if the registry has changed something on which the checkpoint's state
-    depends. The dataset's options in `free` may change; those in lists have a path, as
-    `join.table`."""
-    for key in SAME:
+    depends; if a new run `begins` with it, on which its weights and optimizer states do. The
+    dataset's options in `free` may change; those in lists have a path, as `join.table`."""
+    resume = "begin with it, or leave out train.begin_from" if begins else TO_RESUME
+    for key in LEARNT if begins else SAME:
         if _decides(key, before, free) != _decides(key, now, free):
             cure = "Change it back" if now.get(key) is not None else "Put it back"
             cure = "Take it out" if before.get(key) is None else cure
             raise RegistryError(
                 f"{path}: was made with {_named(key, before)}, but the registry now has "
-                f"{_named(key, now)}. {cure} to resume, or start a new run in another folder "
-                "(train.run=...)."
+                f"{_named(key, now)}. {cure} to {resume}."
             )
     held, holds = _held(before), _held(now)
     for key in held | holds:
-        if held.get(key) != holds.get(key):
+        if held.get(key) != holds.get(key) and not (begins and "." not in key):
             raise RegistryError(
                 f"{path}: was made with train.{key}={json.dumps(held.get(key))}, now it is "
-                f"{json.dumps(holds.get(key))}. Change it back to resume, or start a new run in "
-                "another folder (train.run=...)."
+                f"{json.dumps(holds.get(key))}. Change it back to {resume}."
             )
 
 
