@@ -26,7 +26,15 @@ __all__ = ["NAVIGATION", "pages", "stage"]
 
 ROOT = Path(__file__).parents[1]
 NAVIGATION: dict[str, list[str]] = {
-    "Tutorials": ["own-data", "tutorial", "own-trainer", "cluster", "notebooks", "install"],
+    "Tutorials": [
+        "own-data",
+        "daily",
+        "tutorial",
+        "own-trainer",
+        "cluster",
+        "notebooks",
+        "install",
+    ],
     "How to": [
         *("training", "cuda", "plugins", "tier_planners", "advise", "schema", "storage", "service"),
         *("report", "schedulers", "kafka", "spark", "ray", "checkpoints", "export"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,32 @@ def test_weights_leave_a_run_and_are_served_in_int8(tmp_path: Path) -> None:
     reader.read(again)  # as the registries of `recd init` have it
     assert "dedup" in registry.read_text()
     assert reader.ran[-2:] == ["python serve.py"] * 2
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_every_day(tmp_path: Path) -> None:
+    """A day's items keep their ids in the next one's table, new ones share the ids of others; each
+    run has one table to train on, or the window."""
+    for day in (1, 2, 3):
+        raw = tmp_path / "raw" / f"2026-03-0{day}"
+        raw.mkdir(parents=True)
+        rows = [
+            f"{day * 1000 + row // 3},{1772323200 + day * 86400 + row},{row % 2},u{row % 31},"
+            f"{row % (20 + 5 * day)}\n"
+            for row in range(600)
+        ]
+        (raw / "clicks.csv").write_text("session,time,click,user,item\n" + "".join(rows))
+    reader = Reader(tmp_path)
+    reader.read(DOCS / "daily.md")
+    assert len(reader.ran) == 8
+    tables = [tmp_path / "days" / f"2026-03-0{day}" for day in (1, 2, 3)]
+    schemas = {(table / "schema.yaml").read_text() for table in tables}
+    assert len(schemas) == 1
+    for run, first in (("2026-03-01", "01"), ("2026-03-02", "02"), ("anew", "01")):
+        summary = json.loads((tmp_path / "runs" / run / "summary.json").read_text())
+        assert summary["finished"]
+        registry = yaml.safe_load((tmp_path / "runs" / run / "registry.yaml").read_text())
+        assert f"days/2026-03-{first}" in registry["dataset"]["train"]
 
 
 @pytest.mark.slow
