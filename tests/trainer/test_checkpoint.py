@@ -351,11 +351,23 @@ def test_an_older_version_that_wrote_what_is_refused_is_named(
     assert "an older version of recd-plugins wrote the checkpoint" in message
 
 
-def resumed_and_said(folder: str, overrides: list[str]) -> tuple[dict[str, Any] | str, str]:
-    """On a rank: what `run` returns of a resumed run, and what the run printed."""
+def test_a_run_says_how_many_rows_it_does_not_train_on(folder: Path, gloo_pool: GlooPool) -> None:
+    """As of a day that has more than others; a run of an epoch says nothing of it."""
+    options = [*SHORT, "dataset.samples=330", "train.steps={}", "train.eval_batches=1"]
+    for steps, says in ((5, "5 steps train 320 of 330 rows: an epoch is train.steps=6\n"), (6, "")):
+        named = [one.format(steps) for one in options]
+        _, said = gloo_pool.run(done_and_said, str(folder), named, False, world_size=2)[0]
+        assert says in said
+        assert "rows: an epoch" not in said or says
+
+
+def done_and_said(
+    folder: str, overrides: list[str], resume: bool = True
+) -> tuple[dict[str, Any] | str, str]:
+    """On a rank: what `run` returns, and what the run printed."""
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(printed):
-        return run(folder, overrides, True), printed.getvalue()
+        return run(folder, overrides, resume), printed.getvalue()
 
 
 def test_a_run_goes_on_with_its_tables_where_they_were_moved(
@@ -396,7 +408,7 @@ def test_a_run_goes_on_with_its_tables_where_they_were_moved(
         train = json.dumps([str(tmp_path / "moved" / one) for one in names])
         there = [*SHORT, f"dataset.train={train}"]
         done: tuple[Any, str]
-        (done,) = gloo_pool.run(resumed_and_said, str(tmp_path), there, world_size=1)
+        (done,) = gloo_pool.run(done_and_said, str(tmp_path), there, world_size=1)
         return done
 
     assert "was made with `dataset: " in go_on("b", "a")[0]

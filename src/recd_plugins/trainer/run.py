@@ -94,6 +94,8 @@ def _begun(
         for line in begun:
             report.say(line)
         if dist.get_rank() == 0:
+            for line in _rows_in_words(stack, settings.batch_size * dist.get_world_size()):
+                report.say(line)
             write_pins(settings.run, stack.prepare(), files_of_steps(stack.registry))
         positions = Positions(loader, settings.steps)
         loop = Loop(stack, job, checkpoints, report, positions, watchdog, None, callbacks)
@@ -165,6 +167,17 @@ def _begun_from(stack: Stack, job: Job, checkpoints: Checkpoints) -> Iterator[st
         Notices(strict=stack.registry.strict).give(notices, dist.get_rank())
         yield f"begins with weights and optimizer states of step {before.step} of {run}"
         yield from _anew_in_words(before)
+
+
+def _rows_in_words(stack: Stack, samples: int) -> Iterator[str]:
+    """A line that says how many rows are not trained on, if steps of so many samples end before the
+    first epoch does."""
+    steps, rows = stack.registry.train.steps, stack.prepare()["train"].num_rows
+    if stack.periods is None and steps * samples < rows:
+        yield (
+            f"{so_many(steps, 'step')} train {steps * samples:,} of {rows:,} rows: an epoch is "
+            f"train.steps={-(-rows // samples)}"
+        )
 
 
 def _on_ranks_there_are(stack: Stack, latest: Path) -> tuple[Stack, OtherRanks | None]:
