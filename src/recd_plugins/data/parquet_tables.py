@@ -326,7 +326,7 @@ def made_since(before: object, config: Config, what: str) -> list[Notice]:
         return []
     if config.schema is not None or before.get("schema") is not None:
         return []
-    from recd_plugins.data.importing.made_alike import made_otherwise, places_of
+    from recd_plugins.data.importing.made_otherwise import made_otherwise, places_of
 
     given = before.get("train")
     paths = [location_of(str(one)) for one in (given if isinstance(given, list) else [given])]

@@ -73,6 +73,7 @@ class OpenedFile(pq.ParquetFile):
         self.location = location
         self._version = version
         self.digest = footer.digest
+        self._names = None if facts is None else facts.names
         self.partitions = {} if facts is None else dict(facts.partitions)
         self.left_out = lists_left_out(footer.metadata, location)
         """The features of which the file leaves out lists, and how many ids each has when
@@ -208,13 +209,24 @@ class OpenedFile(pq.ParquetFile):
     def _unchanged(self) -> Iterator[None]:
         """Raises `DataError` at its end if somebody has written over the file since it was opened:
         what was read inside may be rows of another file, and an error inside is due to that. A file
-        that was removed or replaced by another stays readable as it was."""
+        that was removed or replaced by another stays readable as it was, as does one that was only
+        touched."""
         try:
             yield
         finally:
-            now = None if self._version is None else _version(self.location)
-            if now is not None and now[:2] == self._version[:2] and now != self._version:
-                raise _changed(self.location)
+            before, now = self._version, _version(self.location)
+            if before and now and now[:2] == before[:2] and now != before:
+                if not self._has_its_footer():
+                    raise _changed(self.location)
+                self._version = now
+
+    def _has_its_footer(self) -> bool:
+        """Whether the file on disk has the footer with which it was opened."""
+        try:
+            with read_as_parquet(self.location), opened_bytes(self.location) as source:
+                return footer_in(source, self.location, self._names).digest == self.digest
+        except DataError:
+            return False
 
     def _own(self, columns: Sequence[str] | None) -> list[str] | None:
         if columns is None or not self.partitions:
