@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from typer.testing import CliRunner
 from recd_dlrm.models.sequence_dlrm import choose_poolings
 from recd_plugins.cli.init import registry_of_table, registry_text, sizes
 from recd_plugins.cli.main import app
-from recd_plugins.config import Config
-from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables, made_since
+from recd_plugins.data.dataset import Tables
+from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
+from recd_plugins.data.pins import check_made_alike, write_pins
 from recd_plugins.data.schema import Schema, SparseFeature
+from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
+from recd_plugins.errors import DataError
 from recd_plugins.registry import Registry
 from recd_plugins.stack import load
 from recd_plugins.testing.gloo import GlooPool
@@ -336,16 +340,17 @@ def test_days_that_were_made_otherwise_are_told(
     assert [one for one in build_notices("registry.yaml") if f"{what} train (days/day=2" in one]
     Path("registry.yaml").write_text(dataset % ("days/day=1", "next"))
     assert build_notices("registry.yaml") == []
-    second = parquet_config("registry.yaml", dataset % ("days/day=2", "next"))
-    (told,) = made_since({"train": "days/day=1"}, second, "train.begin_from")
-    assert str(told) == (
-        "train.begin_from has other ids or numbers than dataset.train: its embeddings are of other "
-        f"values: {what} that run (days/day=2/schema.yaml). {cure}"
-    )
-    (told,) = made_since({"train": ["days/day=0"]}, second, "train.begin_from")
-    assert "the table that it was trained on, days/day=0, cannot be read" in str(told)
-    assert made_since({"train": ["days/day=2"]}, second, "train.begin_from") == []
-    assert made_since({"samples": 1}, Config(), "train.begin_from") == []
+    first, second, third = (table_of(one) for one in ("days/day=1", "days/day=2", "next/day=3"))
+    write_pins(Path("run"), first)
+    shutil.rmtree("days/day=1")  # as old days are
+    assert check_made_alike(Path("run"), third) == []
+    with pytest.raises(DataError, match=r"day=2: 'item' was made otherwise \(vocabulary .* run"):
+        check_made_alike(Path("run"), second)
+    assert "item" in check_made_alike(Path("another"), third)
+
+
+def table_of(path: str) -> Tables:
+    return Tables(train=Table.open(path), test=Table.open(path))
 
 
 def build_notices(registry: str) -> list[str]:

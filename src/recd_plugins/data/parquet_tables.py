@@ -29,7 +29,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.table import Table, footer_schema
-from recd_plugins.errors import RecdError, RegistryError, listed, so_many
+from recd_plugins.errors import RegistryError, so_many
 from recd_plugins.notices import (
     GivesNotices,
     MadeApart,
@@ -37,23 +37,15 @@ from recd_plugins.notices import (
     NotHeldOut,
     Notice,
     NoticeWarning,
-    Unchecked,
     Unused,
 )
 from recd_plugins.patterns import check_patterns, matching
-from recd_plugins.storage.uri import Location, Uri, location_of
+from recd_plugins.storage.uri import Location, Uri
 
 if TYPE_CHECKING:
     from recd_plugins.data.importing.made_otherwise import Difference
 
-__all__ = [
-    "ParquetConfig",
-    "ParquetTables",
-    "build_parquet",
-    "files_of_split",
-    "made_apart",
-    "made_since",
-]
+__all__ = ["ParquetConfig", "ParquetTables", "build_parquet", "files_of_split", "made_apart"]
 
 S = TypeVar("S", Schema, ForeignSchema)
 
@@ -317,30 +309,6 @@ def made_apart(config: ParquetConfig) -> Iterator[tuple[Split, Difference]]:
         first = first or places
         if found := made_otherwise(first, places, "train" if split == "test" else "the first"):
             yield split, found
-
-
-def made_since(before: object, config: Config, what: str) -> list[Notice]:
-    """A notice that `what` has ids or numbers of another import than the tables of this config, or
-    that nobody can tell; `before` are the options of the dataset that it was trained on."""
-    if not isinstance(config, ParquetConfig) or not isinstance(before, Mapping):
-        return []
-    if config.schema is not None or before.get("schema") is not None:
-        return []
-    from recd_plugins.data.importing.made_otherwise import made_otherwise, places_of
-
-    given = before.get("train")
-    paths = [location_of(str(one)) for one in (given if isinstance(given, list) else [given])]
-    try:
-        trained = places_of(paths, found_files(tuple(paths)))
-    except RecdError:
-        gone = f"the table that it was trained on, {listed(map(str, paths))}, cannot be read"
-        cure = "Make sure that both were imported by one schema: its ids are its embeddings' rows."
-        return [Unchecked(what=what, why=gone, cure=cure)]
-    files, own, _ = files_of_split(config, "train")
-    if (found := made_otherwise(trained, places_of(own, files), "that run")) is None:
-        return []
-    why = f"its embeddings are of other values: {found.why}"
-    return [MadeOtherwise(what=what, why=why, cure=found.cure)]
 
 
 def _beside(schema: S, config: ParquetConfig) -> S:

@@ -1,5 +1,6 @@
 """A run pins the files of its tables, and those that its transforms read, so that it never goes on
-with others.
+with others; and how the ids of its tables were made, so that no other run begins with its rows on
+other ids.
 
 A file of a table is identified by its footer, which says where each page lies and what is in it; a
 vocabulary, or a file that a transform reads, by its whole content. A copy elsewhere is the same
@@ -18,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from recd_plugins.data.dataset import SPLITS, Tables
+from recd_plugins.data.importing.made_otherwise import how_made
 from recd_plugins.data.parquet.file_facts import FileFacts
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError
@@ -25,20 +27,23 @@ from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.uri import GLOB, Location
 from recd_plugins.storage.whole_file import whole_file, write_whole
 
-__all__ = ["check_pins", "copy_pins", "write_pins"]
+__all__ = ["check_made_alike", "check_pins", "copy_pins", "write_pins"]
 
 PINS = "pins.json"
 """The file in a run's folder."""
 STEPS = "preprocess"
 """The key in it that holds the files that transforms read."""
+MADE = "made"
+"""The key in it that holds how the columns of the table that is trained on were made."""
 
 
 def write_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> None:
     """Note in the run's folder which files it reads, and what they are; `steps` are its transforms'
     files, by the option that names each."""
-    pinned = {split: _pinned(tables[split]) for split in SPLITS}
+    pinned: dict[str, Any] = {split: _pinned(tables[split]) for split in SPLITS}
     digests = {option: sha256_of(file) for option, file in steps.items()}
-    write_whole(run / PINS, json.dumps({**pinned, STEPS: digests}, indent=1) + "\n")
+    pins = {**pinned, STEPS: digests, MADE: how_made(tables.train)}
+    write_whole(run / PINS, json.dumps(pins, indent=1) + "\n")
 
 
 def copy_pins(run: Path, to: Path) -> None:
@@ -48,6 +53,29 @@ def copy_pins(run: Path, to: Path) -> None:
         kept = (run / PINS).read_bytes()  # damaged or not: `check_pins` reports that
         with whole_file(to / PINS) as part:
             part.write_bytes(kept)
+
+
+def check_made_alike(run: Path, tables: Tables) -> list[str]:
+    """Raises `DataError` if an id, or a number, meant something else in the table that another run
+    trained on. Returns the columns of which that is known of one of the two tables alone."""
+    try:
+        before = {**json.loads((run / PINS).read_text())[MADE]}
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}
+    now, table = how_made(tables.train), tables.train
+    for name in before.keys() & now.keys():
+        if before[name] != now[name]:
+            raise DataError(
+                f"{table.path}: {name!r} was made otherwise ({_in_words(now[name])}) than in the "
+                f"table that {run} trained on ({_in_words(before[name])}): its ids or numbers mean "
+                "something else. Import it by the schema.yaml beside that table, by `recd data "
+                "import FILE TABLE --schema`, or leave out train.begin_from."
+            )
+    return [name for name in table.schema.columns if (name in before) != (name in now)]
+
+
+def _in_words(made: Sequence[object]) -> str:
+    return " ".join(str(one)[:12] for one in made)
 
 
 def check_pins(run: Path, tables: Tables, steps: Mapping[str, Path] = MappingProxyType({})) -> bool:

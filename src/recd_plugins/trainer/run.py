@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins.data.parquet_tables import made_since
-from recd_plugins.data.pins import check_pins, write_pins
+from recd_plugins.data.pins import check_made_alike, check_pins, write_pins
 from recd_plugins.errors import RegistryError, listed, so_many
-from recd_plugins.notices import Notices
+from recd_plugins.notices import Notices, Unchecked
 from recd_plugins.planning.together import agreed
 from recd_plugins.registry.option_files import files_of_steps
 from recd_plugins.registry.plugin_code import code_of
@@ -161,10 +160,17 @@ def _begun_from(stack: Stack, job: Job, checkpoints: Checkpoints) -> Iterator[st
     """Fill the job with what `train.begin_from` names; lines that say so."""
     run = stack.registry.train.begin_from
     if run is not None:
-        before = checkpoints.begin_from(job, run)
-        was, config = read_job(checkpoint_of(run))["registry"], stack.registry.one("dataset").config
-        notices = made_since(was.get("dataset"), config, "train.begin_from")
-        Notices(strict=stack.registry.strict).give(notices, dist.get_rank())
+        path = agreed(lambda: checkpoint_of(run))
+        unknown = check_made_alike(path.parent.parent, stack.prepare())
+        before = checkpoints.begin_from(job, path)
+        if unknown:
+            notice = Unchecked(
+                what="train.begin_from",
+                why=f"the table, or that of {path}, has no schema of an import, which says what "
+                f"the ids and numbers of {listed(unknown, kind='column')} mean",
+                cure="Make sure that both tables mean the same: an id is an embedding's row.",
+            )
+            Notices(strict=stack.registry.strict).give([notice], dist.get_rank())
         yield f"begins with weights and optimizer states of step {before.step} of {run}"
         yield from _anew_in_words(before)
 

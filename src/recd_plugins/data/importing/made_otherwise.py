@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from recd_plugins.data.conform.vocabulary import vocabulary_digest
 from recd_plugins.data.dataset import SPLITS
@@ -16,7 +16,10 @@ from recd_plugins.data.importing.schema_file import load_schema
 from recd_plugins.errors import RecdError
 from recd_plugins.storage.uri import Location
 
-__all__ = ["Difference", "made_otherwise", "places_of"]
+if TYPE_CHECKING:
+    from recd_plugins.data.table import Table
+
+__all__ = ["Difference", "how_made", "made_otherwise", "places_of"]
 
 
 class Difference(NamedTuple):
@@ -46,6 +49,18 @@ def places_of(paths: Sequence[Location], files: Iterable[Location]) -> list[Loca
     each of their files, since a glob or a folder of tables has none of its own."""
     folders = dict.fromkeys(file.parent for file in files if isinstance(file, Path))
     return [*paths, *folders]
+
+
+def how_made(table: Table) -> dict[str, list[object]]:
+    """What the ids or the numbers of each column of a table depend on, as JSON has it: by the
+    schema that it is read by, or the first that an import kept. Columns of which that is not known
+    are left out."""
+    kept = _kept_schemas(places_of(table.paths, table.facts))[:1]
+    made: dict[str, list[object]] = {}
+    for schema in [table.source] if table.source else [schema for schema, _ in kept]:
+        made |= {one.name: [*ids] for one in schema.sparse if (ids := _ids(one))}
+        made |= {one.name: ["scale", one.scale] for one in schema.dense_columns}
+    return made
 
 
 def _kept_schemas(paths: Iterable[Location]) -> list[tuple[ForeignSchema, Location]]:

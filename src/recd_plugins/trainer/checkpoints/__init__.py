@@ -9,6 +9,7 @@
                           extra states of modules                          extra_states
                           positions of loaders, random numbers             positions, random_state
                           states of callbacks                              callback_states
+    what is loaded        fills model and optimizers, by any plan          job_state
     a job that resumes    what of its registry may differ                  registry_before
                             which version wrote the checkpoint             version_before
                             on another number of ranks                     other_ranks, reshard

@@ -46,7 +46,6 @@ from recd_plugins.trainer.checkpoints.files import (
     FileDigest,
     UndigestedError,
     check_whole,
-    checkpoint_of,
     damaged_file,
     digest_of,
     read_job,
@@ -54,20 +53,12 @@ from recd_plugins.trainer.checkpoints.files import (
     write_digest,
     write_json,
 )
-from recd_plugins.trainer.checkpoints.job_tensors import (
-    begin_anew,
-    bytes_to_write,
-    fill,
-    materialise,
-    not_finite,
-    restore,
-    tensors_of,
-)
+from recd_plugins.trainer.checkpoints.job_state import fill_job
+from recd_plugins.trainer.checkpoints.job_tensors import bytes_to_write, not_finite, tensors_of
 from recd_plugins.trainer.checkpoints.optimizer_numbers import (
     RateOf,
     lost_states,
     numbers_of,
-    restore_states,
     table_rates,
 )
 from recd_plugins.trainer.checkpoints.random_state import random_state, restored_random_state
@@ -75,8 +66,6 @@ from recd_plugins.trainer.checkpoints.rank_buffers import (
     as_named,
     buffer_digests,
     differing,
-    is_of_a_rank,
-    own_of,
 )
 from recd_plugins.trainer.checkpoints.registry_before import (
     check_ranks,
@@ -87,7 +76,7 @@ from recd_plugins.trainer.checkpoints.registry_before import (
     rates_of,
 )
 from recd_plugins.trainer.checkpoints.step_folders import checkpoints_in, remove_parts
-from recd_plugins.trainer.checkpoints.storage import JsonReader, JsonWriter
+from recd_plugins.trainer.checkpoints.storage import JsonWriter
 from recd_plugins.trainer.checkpoints.version_before import VERSION
 
 if TYPE_CHECKING:
@@ -339,15 +328,15 @@ class Checkpoints:
         check_registry(path, saved["registry"], self._registry, self._free)
         return saved
 
-    def begin_from(self, job: Job, run: Path) -> ReachedState:
-        """Fill model and optimizers of a new run from another run's latest checkpoint, or from the
-        one named; returns its step and the parameters whose optimizer states begin anew."""
-        path, rank, ranks = checkpoint_of(run), dist.get_rank(), dist.get_world_size()
+    def begin_from(self, job: Job, path: Path) -> ReachedState:
+        """Fill model and optimizers of a new run from the checkpoint of another one; returns its
+        step and the parameters whose optimizer states begin anew."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
         on_every_rank(lambda: check_whole(path, rank, ranks))
         saved = read_job(path)
         check_registry(path, saved["registry"], self._registry, self._free, begins=True)
         mine = read_rank(path, rank if rank < saved["world_size"] else 0)
-        anew, _ = _fill(job, path, saved["optimizers"], mine, begins=True)
+        anew, _ = fill_job(job, path, saved["optimizers"], mine, begins=True)
         return ReachedState(step=saved["step"], loader={}, begun_anew=anew)
 
     def load(self, job: Job, path: Path, other: OtherRanks | None = None) -> ReachedState:
@@ -359,7 +348,7 @@ class Checkpoints:
         before, now = saved["registry"], self._registry
         mine = other.rank(dist.get_rank()) if other else read_rank(path, dist.get_rank())
         numbers = saved["optimizers"]
-        begun_anew, no_taker = _fill(job, path, numbers, mine)
+        begun_anew, no_taker = fill_job(job, path, numbers, mine)
         file = path / f"rank-{dist.get_rank()}.json"
         random = restored_random_state(mine, job.device, file)
         states = {name: _mapping_of(mine, name, file) for name in ("callbacks", "so_far")}
@@ -378,52 +367,6 @@ class Checkpoints:
             new_code=tuple(changed_code(saved["code"], self._code)),
             **states,
         )
-
-
-def _fill(
-    job: Job,
-    path: Path,
-    numbers: Mapping[str, Any],
-    mine: Mapping[str, Any],
-    *,
-    begins: bool = False,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Fill model and optimizers; returns the parameters whose optimizer states begin anew, and the
-    checkpoint's tensors that nothing takes. If a new run `begins` with them, all must fit."""
-    rank, reader = dist.get_rank(), JsonReader(path)
-    kept = reader.read_metadata().state_dict_metadata
-    materialise(job)
-    anew = begin_anew(job, kept, numbers)
-    tensors = {
-        name: one
-        for name, one in tensors_of(job).items()
-        if name.rpartition("/")[0].removeprefix("optimizer.") not in anew
-    }
-    asked = as_named(tensors, own_of(kept, rank), rank)
-    # A rank has the optimizer states of only its own tables.
-    taken = {name for names in on_every_rank(lambda: [*tensors]) for name in names}
-    no_taker = sorted(name for name in kept.keys() - taken if not is_of_a_rank(name))
-    if begins:
-        on_every_rank(lambda: _check_fits(path, kept, asked, no_taker))
-    fill(asked, reader, path)
-    begun_anew = {name for names in on_every_rank(lambda: anew) for name in names}
-    restore(job, tensors, mine.get("model", {}))
-    restore_states(job, numbers)
-    return tuple(sorted(begun_anew)), tuple(no_taker)
-
-
-def _check_fits(
-    path: Path, kept: Mapping[str, Any], asked: Mapping[str, Any], no_taker: Sequence[str]
-) -> None:
-    """`DataError` if the checkpoint's tensors are not those of the model."""
-    cure = "Train this model from its first step, without train.begin_from."
-    for name, one in asked.items():
-        size, own = getattr(kept.get(name), "size", None), one.size()
-        if size != own:
-            has = "none" if size is None else f"one of {[*size]}"
-            raise DataError(f"{path}: the model has {name!r} of {[*own]}, the run {has}. {cure}")
-    if lost := [name for name in no_taker if name.startswith("model.")]:
-        raise DataError(f"{path}: the run had {lost[0]!r}, the model has none. {cure}")
 
 
 def _mapping_of(mine: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
