@@ -52,23 +52,23 @@ def join(worker: Joins, coordinator: str, credentials: Credentials) -> None:
         )
 
     def speak() -> None:
-        seat, said = None, set[str]()
+        seat, reasons = None, set[str]()
         while True:
             try:
                 about = {**worker.about(), "seat": seat}
                 answer = caller.act("heartbeat", about, TIMEOUT)
                 seat, pause = answer.get("seat"), _pause(answer)
-                if said:
+                if reasons:
                     _say(f"the coordinator at {coordinator} hears this worker now")
-                said.clear()
+                reasons.clear()
             except (*TROUBLES, ValueError) as error:
                 pause = INTERVAL
-                if (why := reason(error)) not in said:
+                if (why := reason(error)) not in reasons:
                     _say(
                         f"the coordinator at {coordinator} does not hear this worker ({why}); "
                         "it tries on"
                     )
-                said.add(why)
+                reasons.add(why)
             time.sleep(pause)
 
     threading.Thread(target=speak, daemon=True, name="recd-heartbeat").start()
