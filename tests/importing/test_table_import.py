@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from recd_plugins.cli.main import app
 from recd_plugins.config import parse
 from recd_plugins.data.conform.rows import conform
+from recd_plugins.data.files.found import found_files
 from recd_plugins.data.foreign import ForeignFeature, ForeignSchema
 from recd_plugins.data.importing import reading, row_split, table_import
 from recd_plugins.data.importing.negatives import Catalogue, Negatives, with_negatives
@@ -33,6 +34,7 @@ from recd_plugins.data.importing.text import whole_lines
 from recd_plugins.data.importing.vocabulary_pass import write_vocabulary
 from recd_plugins.data.table import Table
 from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.storage.uri import location_of
 
 SCHEMA: dict[str, Any] = {
     "session_id": "visit",
@@ -126,6 +128,26 @@ def test_a_table_keeps_the_vocabularies_by_which_it_was_imported(tmp_path: Path)
     imported(path, tmp_path / "two", {"sparse": sparse})
     assert "vocabulary: vocabularies/items.parquet}" in text_of(tmp_path / "two")
     assert f"vocabulary: {other}}}" in text_of(tmp_path / "two")
+
+
+def test_the_days_of_a_folder_are_one_table(tmp_path: Path) -> None:
+    """A vocabulary beside a day's rows holds none of them, on a disk and on a store."""
+    path = write(tmp_path / "clicks.parquet", clicks())
+    days = tmp_path / "days"
+    imported(path, days / "day=1")
+    kept = load_schema(days / "day=1" / "schema.yaml")
+    imported(path, days / "day=2", {"sparse": [*options_of_schema(kept)["sparse"]]})
+    store = location_of("memory://days-of-a-folder")
+    for file in (one for one in days.rglob("*") if one.is_file()):
+        with (store / file.relative_to(days).as_posix()).open("wb") as sink:
+            sink.write(file.read_bytes())
+    for place in (days, store):
+        for every in (place, place / "**/*.parquet"):
+            files = [f"{file.parent.name}/{file.name}" for file in found_files(every)]
+            assert files == ["day=1/part-00000.parquet", "day=2/part-00000.parquet"]
+        assert Table.open(place).num_rows == 800
+    (named,) = found_files(days / "day=1" / "vocabularies" / "*.parquet")
+    assert named.name == "item_id.parquet"
 
 
 def text_of(table: Path) -> str:

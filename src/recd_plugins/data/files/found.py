@@ -14,6 +14,7 @@ from recd_plugins.data.files.logs import logs_below, snapshot_kind
 from recd_plugins.data.files.missing_table import NoSuchTable
 from recd_plugins.data.files.partitions import partitions_of, typed_partitions
 from recd_plugins.data.files.paths import (
+    SCHEMA_FILE,
     UNFINISHED,
     VOCABULARIES,
     fixed_parts,
@@ -92,6 +93,7 @@ def files_that_match(
     matched = sorted(base.glob(str(Path(*parts[fixed:])))) if base.is_dir() else []
     if not is_hidden(parts[fixed:]):
         matched = [one for one in matched if not is_hidden(one.relative_to(base).parts)]
+    matched = [one for one in matched if not _is_vocabulary(one, one.relative_to(base).parts)]
     found: dict[Location, FileFacts] = {}
     for one in matched:
         every = inside(one) if one.is_dir() else {}
@@ -131,6 +133,7 @@ def _files(path: Location) -> dict[Location, FileFacts]:
         deep = sorted(path.rglob("*.parquet"))
         note_links(path)
         named = [file for file in deep if not is_hidden(file.relative_to(path).parts)]
+        named = [file for file in named if not _is_vocabulary(file, file.relative_to(path).parts)]
         shown = without_folders(named)
         below = _partitioned(path, shown)
     except OSError as error:
@@ -160,6 +163,13 @@ def check_has_files(folder: Path) -> None:
             f"{folder}: is an empty folder by the name of a file, as a write that failed leaves. "
             "Take it out, or write it again."
         )
+
+
+def _is_vocabulary(file: Location, below: Sequence[str]) -> bool:
+    """Whether a file is a vocabulary that an import keeps beside a table's files; `below` are the
+    parts of its path below what was named."""
+    beside_schema = file.parent.parent / SCHEMA_FILE
+    return [*below[-2:-1]] == [VOCABULARIES] and beside_schema.exists()
 
 
 def _note_below(folder: Path) -> None:
@@ -236,7 +246,11 @@ def _files_of_store(path: Uri) -> dict[Location, FileFacts]:
                 "is the right one (AWS_ENDPOINT_URL for s3)."
             )
         raise NoSuchTable(path)
-    shown = {file: one for file, one in deep.items() if not is_hidden(file.below(path).split("/"))}
+    shown = {
+        file: one
+        for file, one in deep.items()
+        if not is_hidden(parts := file.below(path).split("/")) and not _is_vocabulary(file, parts)
+    }
     check_none_left_behind(shown, logs_below(path, every))
     return _all_partitioned(path, _partitioned(path, shown))
 
@@ -249,6 +263,9 @@ def _matches_of_store(pattern: Uri) -> dict[Location, FileFacts]:
     stats = base.matching(below, every)
     if not is_hidden(parts[fixed:]):
         stats = {one: at for one, at in stats.items() if not is_hidden(one.below(base).split("/"))}
+    stats = {
+        one: at for one, at in stats.items() if not _is_vocabulary(one, one.below(base).split("/"))
+    }
     if not stats:
         raise NoSuchTable(pattern)
     folders = {base, *(one.parent for one in stats)}
