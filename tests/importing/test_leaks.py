@@ -64,6 +64,18 @@ def test_what_alone_tells_the_label_is_left_out(tmp_path: Path) -> None:
     assert beside_click(tmp_path, "score", strong)[0] == {"price", "score"}
 
 
+def test_texts_that_tell_the_label_are_left_out(tmp_path: Path) -> None:
+    words = np.array(["done", "sent", "new", "lost"])
+    told = words[np.where(CLICK == 1, 2 * FLAG, 1 + 2 * FLAG)]
+    found, shown = beside_click(tmp_path, "state", told)
+    assert found == {"price"}
+    assert "# - state: alone tells 'is_click' in the sample: name it under `sparse` if" in shown
+    mostly = np.where(DRAW.random(ROWS) < 0.1, "new", told)
+    assert beside_click(tmp_path, "state", mostly)[0] == {"price", "state"}
+    shops = [f"shop {2 * (one % 40) + label}" for one, label in zip(COUNT, CLICK, strict=True)]
+    assert beside_click(tmp_path, "shop", shops)[0] == {"price", "shop"}  # five rows of each
+
+
 def test_what_is_filled_beside_one_answer_is_left_out(tmp_path: Path) -> None:
     paid = [int(count) if click else None for click, count in zip(CLICK, COUNT, strict=True)]
     found, shown = beside_click(tmp_path, "order_id", paid)

@@ -29,6 +29,8 @@ __all__ = ["answers_left_out", "describes", "unless_leak"]
 FEWEST = 20
 """With fewer rows of each label, or fewer rows with a value, a sample shows nothing."""
 MOST_AUC = 0.98
+FEW_VALUES = 20
+"""A text with more values than that names things, such as users, each with labels of its own."""
 CHANCE = 1e-6
 """The chance, if labels had nothing to do with it, below which values stand beside one alone."""
 
@@ -59,7 +61,8 @@ def unless_leak(
     if label is not None and label.column.two_valued:
         answers.insert(0, label.column)
         labels = survey.sample.get(label.column.name)
-        single = column.is_number and not is_called(column, ID_WORDS) and rows is not None
+        single = column.is_number or (column.seems == "texts" and not column.is_list)
+        single = single and not is_called(column, ID_WORDS) and rows is not None
         if single and labels is not None and tells(labels, rows):
             return omitted(
                 column, f"alone tells {label.column.name!r} in the sample: name it under "
@@ -89,12 +92,17 @@ def _is_after(column: ColumnSurvey) -> bool:
 
 
 def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:
-    """Whether the order of a column's numbers separates labels 0 and 1, in either direction."""
+    """Whether a column separates labels 0 and 1: by the order of its numbers, in either direction,
+    or by which of its few texts stands beside them."""
     if len(label) != len(column):
         return False
     both = pc.and_(pc.is_valid(label), pc.is_valid(column))
     truth = _floats(label.filter(both)) == 1
-    numbers = _floats(column.filter(both))
+    kind = column.type
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
+        numbers = _floats(column.filter(both))
+    else:
+        numbers = _share_of_each(_places(column.filter(both)), truth)
     finite = np.isfinite(numbers)
     truth, numbers = truth[finite], numbers[finite]
     clicks = int(truth.sum())
@@ -105,6 +113,18 @@ def tells(label: pa.ChunkedArray, column: pa.ChunkedArray) -> bool:
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     auc = (ranks[truth].sum() - clicks * (clicks + 1) / 2) / (clicks * others)
     return bool(max(auc, 1 - auc) >= MOST_AUC)
+
+
+def _share_of_each(
+    places: np.ndarray[Any, np.dtype[np.int64]], truth: np.ndarray[Any, np.dtype[np.bool_]]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[N] the share of ones beside each one's value; NaN if there are too many values, as those of
+    few rows have a label of their own by chance."""
+    counts = np.bincount(places, minlength=1)
+    if len(counts) > min(FEW_VALUES, len(places) // FEWEST):
+        return np.full(len(places), np.nan)
+    shares: np.ndarray[Any, np.dtype[np.float64]] = (np.bincount(places, truth) / counts)[places]
+    return shares
 
 
 def _filled_by(answer: pa.ChunkedArray, column: pa.ChunkedArray) -> Any:
