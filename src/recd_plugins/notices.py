@@ -110,9 +110,10 @@ def notices_as_lines(*, on_errors: bool = False) -> None:
     """From now on a notice is a line: `on_errors` on standard error, as a command's are; else of
     this process's output, for what a rank writes to standard error is shown where it fails, and a
     notice is for a run that goes well. Filters of warnings, as PYTHONWARNINGS has them, are not for
-    these lines."""
+    these lines. A command that looks at a table several times has a notice of it once in a row."""
     _show_notices()
     others = warnings.showwarning
+    latest = ""
 
     def show(
         message: Warning | str,
@@ -122,7 +123,11 @@ def notices_as_lines(*, on_errors: bool = False) -> None:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
+        nonlocal latest
         if issubclass(category, NoticeWarning):
+            if on_errors and str(message) == latest:
+                return
+            latest = str(message)
             print(f"{NOTICE}{message}", file=sys.stderr if on_errors else sys.stdout, flush=True)
         else:
             others(message, category, filename, lineno, file, line)

@@ -55,6 +55,14 @@ def test_a_line_is_for_whoever_has_other_warnings_raised_or_hidden(
     assert capsys.readouterr().out == f"notice: {IDLE}\n"
 
 
+def test_a_command_has_the_same_notice_once_in_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        notices_as_lines(on_errors=True)
+        for said in ("a.", "a.", "b.", "a."):
+            warnings.warn(said, NoticeWarning, stacklevel=1)
+    assert capsys.readouterr().err == "notice: a.\nnotice: b.\nnotice: a.\n"
+
+
 def test_each_is_given_once_on_rank_0_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "registry.yaml"
     path.write_text("plugins: []\ncache: {use: scars}\n")
