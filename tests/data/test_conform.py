@@ -349,6 +349,23 @@ def test_counts_may_be_scaled_by_their_logarithm() -> None:
     assert found["plain"].to_pylist() == [1e6] * 4
 
 
+@pytest.mark.parametrize("has_entry", [True, False])
+def test_the_cure_of_a_number_that_is_none_works_as_typed(has_entry: bool) -> None:
+    """In a column's entry, or under `nulls` of the schema where it has none, as `label` has."""
+    rows = pa.table({"clicked": [1.0, None], "item": [1, 2]})
+    label: dict[str, Any] = {"labels": [{"name": "clicked"}]} if has_entry else {"label": "clicked"}
+    options: dict[str, Any] = {"sparse": [{"name": "item", "num_ids": 9}]}
+    with pytest.raises(DataError) as raised:
+        conform(rows, schema(**options, **label), "rows")
+    in_entry, below = re.findall(r"`(nulls: [^`]*\}+)`", str(raised.value))
+    if has_entry:
+        label["labels"][0] |= yaml.safe_load(in_entry)
+    else:
+        options |= yaml.safe_load(below)
+    left = conform(rows, schema(**options, **label), "rows")
+    assert left["clicked"].to_pylist() == [1, 0]
+
+
 def test_a_time_that_is_none_is_named_beside_fractions_and_nulls_are_filled_by_a_day() -> None:
     spot = Spot("a file", "at")
     texts = ["1970-01-01 00:00:01.123456789", "9999-12-31", "1970-01-01T01Z", "1970-01-01 02+02"]

@@ -221,8 +221,10 @@ def _filled(numbers: F32, nulls: Nulls, spot: Spot) -> F32:
     if nulls == "empty":
         return np.where(bad, np.float32(np.nan), numbers)
     infinite = np.isinf(numbers[bad][0])
+    entry = f"{CURE} or `nulls: drop` (the row)" if spot.drops else CURE
     raise spot.error_at(
         bad,
         "holds a value that is infinite as a float32" if infinite else "holds a null or NaN",
-        f"{CURE} or `nulls: drop` (the row)." if spot.drops else f"{CURE}.",
+        f"{entry}; if it has no entry, under `nulls` of the schema: "
+        f"`nulls: {{{spot.column}: {{value: 0}}}}`.",
     )
