@@ -37,6 +37,7 @@ __all__ = [
     "Otherwise",
     "Outdated",
     "PutBack",
+    "Repeated",
     "Replaced",
     "RunsOn",
     "Slower",
@@ -207,6 +208,13 @@ class NotHeldOut(Notice):
     """It is held out to test by, and trained on, too."""
 
     verdict = "is trained on, too"
+    refused = False
+
+
+class Repeated(Notice):
+    """It has the same rows more than once."""
+
+    verdict = "has files twice"
     refused = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,20 @@ def test_rows_with_nulls_are_left_out_of_a_table_that_is_written(tmp_path: Path)
     }
     with pytest.raises(DataError, match=r"drops rows with nulls in label.*recd data prepare"):
         Table.open(tmp_path / "train", schema)
+
+
+def test_a_copy_of_a_partition_that_is_trained_on_too_is_told(folder: Path) -> None:
+    """By its footer; files without rows are all alike."""
+    for day, rows in enumerate((100, 50, 0, 0)):
+        random_table(folder / f"days/day={day}", SCHEMA, rows, seed=day)
+    days = ParquetConfig(train=folder / "days", test=folder / "test")
+    assert ParquetTables(days).notices() == []
+    shutil.copytree(folder / "days/day=0", folder / "days/day=9")
+    (told,) = ParquetTables(days).notices()
+    file = next((folder / "days/day=9").glob("*.parquet"))
+    assert str(told).startswith(
+        f"dataset.train has files twice: {file} is a copy of {folder / 'days/day=0' / file.name}, "
+    )
 
 
 def test_a_test_split_of_files_that_are_trained_on_is_told(folder: Path) -> None:

@@ -23,7 +23,7 @@ from recd_plugins.data.files.paths import place_of
 from recd_plugins.data.files.snapshots import TableFormat, snapshot_files
 from recd_plugins.data.foreign import ForeignSchema
 from recd_plugins.data.parquet.file_facts import FileFacts
-from recd_plugins.data.parquet.footer import arrow_schema, footer_of
+from recd_plugins.data.parquet.footer import arrow_schema, footer_of, read_footer
 from recd_plugins.data.progress import Progress, silent
 from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
@@ -37,6 +37,7 @@ from recd_plugins.notices import (
     NotHeldOut,
     Notice,
     NoticeWarning,
+    Repeated,
     Unused,
 )
 from recd_plugins.patterns import check_patterns, matching
@@ -158,7 +159,12 @@ class ParquetTables(Dataset, GivesNotices):
         return Tables(train=self._open("train"), test=self._open("test"))
 
     def notices(self) -> list[Notice]:
-        return [*self._trained_on(), *self._made_otherwise(), *self._idle_unit()]
+        return [
+            *self._trained_on(),
+            *self._copied(),
+            *self._made_otherwise(),
+            *self._idle_unit(),
+        ]
 
     def _idle_unit(self) -> list[Notice]:
         """A notice of a unit of times whose column has a type that says it."""
@@ -197,6 +203,34 @@ class ParquetTables(Dataset, GivesNotices):
                 why=f"of its {so_many(len(tested), 'file')} dataset.train has {both:,} too, so "
                 "its metrics say little about new rows",
                 cure="Name files of its own, or let `where` and `where_test` divide the rows.",
+            )
+        ]
+
+    def _copied(self) -> list[Notice]:
+        """A notice if files of the train split are copies of others, as where somebody has kept
+        what a partition was beside it. A copy has the name and the size of its file."""
+        alike: dict[tuple[str, int | None], dict[str, tuple[Location, FileFacts]]] = {}
+        for file, facts in self._found("train")[0].items():
+            size = _stat(file)[1] if facts.size is None else facts.size
+            alike.setdefault((file.name, size), {})[place_of(file)] = file, facts
+        copies = []
+        for files in alike.values():
+            first: dict[str, Location] = {}
+            for file, facts in files.values() if len(files) > 1 else ():
+                footer = read_footer(file, facts.names)
+                before = first.setdefault(footer.digest, file)
+                if before is not file and footer.metadata.num_rows:
+                    copies.append((before, file))
+        if not copies:
+            return []
+        (before, file), *_ = copies
+        return [
+            Repeated(
+                what="dataset.train",
+                why=f"{file} is a copy of {before}"
+                + (f", and {len(copies) - 1:,} more are copies" if len(copies) > 1 else "")
+                + ", so that an epoch trains on their rows twice",
+                cure="Move copies out of the table, or name the files without them.",
             )
         ]
 
