@@ -108,7 +108,7 @@ def test_a_line_that_is_no_object_is_named_with_its_number(tmp_path: Path, wrong
     ],
 )
 def test_amounts_with_a_sign_get_a_doubt(tmp_path: Path, amounts: list[str], doubted: bool) -> None:
-    rows = "".join(f'{one % 2},"{amounts[one % len(amounts)]}"\n' for one in range(90))
+    rows = "".join(f'{one % 2},"{amounts[one // 2 % len(amounts)]}"\n' for one in range(90))
     files = foreign_files([text(tmp_path / "a.csv", f"clicked,x\n{rows}")])
     doubts = propose(survey(files)).doubts
     assert any(one.startswith("x: amounts, as ") for one in doubts) == doubted

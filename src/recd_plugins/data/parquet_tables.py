@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -29,7 +30,7 @@ from recd_plugins.data.schema import Schema
 from recd_plugins.data.selection import Selection
 from recd_plugins.data.side_table import SideTable, SideTableConfig
 from recd_plugins.data.table import Table, footer_schema
-from recd_plugins.errors import RegistryError, so_many
+from recd_plugins.errors import RecdError, RegistryError, so_many
 from recd_plugins.notices import (
     GivesNotices,
     MadeApart,
@@ -217,10 +218,11 @@ class ParquetTables(Dataset, GivesNotices):
         for files in alike.values():
             first: dict[str, Location] = {}
             for file, facts in files.values() if len(files) > 1 else ():
-                footer = read_footer(file, facts.names)
-                before = first.setdefault(footer.digest, file)
-                if before is not file and footer.metadata.num_rows:
-                    copies.append((before, file))
+                with suppress(RecdError):  # what is no table is told where it is opened
+                    footer = read_footer(file, facts.names)
+                    before = first.setdefault(footer.digest, file)
+                    if before is not file and footer.metadata.num_rows:
+                        copies.append((before, file))
         if not copies:
             return []
         (before, file), *_ = copies
