@@ -226,6 +226,33 @@ def test_tiers_are_saved_for_other_ranks_and_other_plans(folder: Path, gloo_pool
     assert any(not torch.equal(tensor, saved[key]) for key, tensor in plain.items())
 
 
+def plain_begun(folder: str, begins: list[str]) -> tuple[Mapping[str, Tensor], Bounds]:
+    """On a rank: what runs that begin from another come to, and their bounds."""
+    numbers = count()
+
+    def train(rounding: AbstractContextManager[object]) -> dict[str, Tensor]:
+        name = f"begun-{next(numbers)}"
+        with rounding:
+            run(folder, name, begins)
+        return stored(Path(folder) / name)
+
+    return plain_of(train)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_runs_with_replicas_begin_from_one_without(folder: Path, gloo_pool: GlooPool) -> None:
+    begins = [*SHORT, "train.steps=2", "train.eval_batches=1"]
+    begins += [f"train.begin_from={folder / 'two'}", "dataset.seed=7"]
+    plain, bounds = gloo_pool.run(plain_begun, str(folder), begins)[0]
+    for name, way in (("tiers-begun", TIERS), ("cache-begun", CACHE)):
+        gloo_pool.run(run, str(folder), name, [*begins, *way])
+        tables = json.loads((folder / name / "plan.json").read_text())["tiers"]["tables"]
+        assert sum(table["replicated"]["rows"] for table in tables.values())
+        assert_alike(stored(folder / name), plain, bounds)
+    before = stored(folder / "two")
+    assert any(not torch.equal(tensor, before[key]) for key, tensor in plain.items())
+
+
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 64), (4, 16)])
 def test_fixed_streams_go_on_with_the_same_batches(
     folder: Path, gloo_pool: GlooPool, ranks: int, batch_size: int
