@@ -21,7 +21,7 @@ from recd_plugins.cli.init import registry_of_table, registry_text, sizes
 from recd_plugins.cli.main import app
 from recd_plugins.data.dataset import Tables
 from recd_plugins.data.parquet_tables import ParquetConfig, ParquetTables
-from recd_plugins.data.pins import check_made_alike, write_pins
+from recd_plugins.data.pins import check_same_meaning, write_pins
 from recd_plugins.data.schema import Schema, SparseFeature
 from recd_plugins.data.table import Table
 from recd_plugins.data.table_writer import write_table
@@ -343,10 +343,10 @@ def test_days_that_were_made_otherwise_are_told(
     first, second, third = (table_of(one) for one in ("days/day=1", "days/day=2", "next/day=3"))
     write_pins(Path("run"), first)
     shutil.rmtree("days/day=1")  # as old days are
-    assert check_made_alike(Path("run"), third) == []
+    assert check_same_meaning(Path("run"), third) == []
     with pytest.raises(DataError, match=r"day=2: 'item' was made otherwise \(vocabulary .* run"):
-        check_made_alike(Path("run"), second)
-    assert "item" in check_made_alike(Path("another"), third)
+        check_same_meaning(Path("run"), second)
+    assert "item" in check_same_meaning(Path("another"), third)
 
 
 def table_of(path: str) -> Tables:

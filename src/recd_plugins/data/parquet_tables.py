@@ -210,18 +210,18 @@ class ParquetTables(Dataset, GivesNotices):
     def _copied(self) -> list[Notice]:
         """A notice if files of the train split are copies of others, as where somebody has kept
         what a partition was beside it. A copy has the name and the size of its file."""
-        alike: dict[tuple[str, int | None], dict[str, tuple[Location, FileFacts]]] = {}
+        alike: dict[tuple[str, int | None], list[tuple[Location, FileFacts]]] = {}
         for file, facts in self._found("train")[0].items():
             size = _stat(file)[1] if facts.size is None else facts.size
-            alike.setdefault((file.name, size), {})[place_of(file)] = file, facts
+            alike.setdefault((file.name, size), []).append((file, facts))
         copies = []
         for files in alike.values():
             first: dict[str, Location] = {}
-            for file, facts in files.values() if len(files) > 1 else ():
+            for file, facts in files if len(files) > 1 else ():
                 with suppress(RecdError):  # what is no table is told where it is opened
                     footer = read_footer(file, facts.names)
                     before = first.setdefault(footer.digest, file)
-                    if before is not file and footer.metadata.num_rows:
+                    if footer.metadata.num_rows and place_of(before) != place_of(file):
                         copies.append((before, file))
         if not copies:
             return []

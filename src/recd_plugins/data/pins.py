@@ -27,7 +27,7 @@ from recd_plugins.storage.file_digest import sha256_of
 from recd_plugins.storage.uri import GLOB, Location
 from recd_plugins.storage.whole_file import whole_file, write_whole
 
-__all__ = ["check_made_alike", "check_pins", "copy_pins", "write_pins"]
+__all__ = ["check_pins", "check_same_meaning", "copy_pins", "write_pins"]
 
 PINS = "pins.json"
 """The file in a run's folder."""
@@ -55,7 +55,7 @@ def copy_pins(run: Path, to: Path) -> None:
             part.write_bytes(kept)
 
 
-def check_made_alike(run: Path, tables: Tables) -> list[str]:
+def check_same_meaning(run: Path, tables: Tables) -> list[str]:
     """Raises `DataError` if an id, or a number, meant something else in the table that another run
     trained on. Returns the columns of which that is known of one of the two tables alone."""
     try:

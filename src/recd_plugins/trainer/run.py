@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins.data.pins import check_made_alike, check_pins, write_pins
+from recd_plugins.data.pins import check_pins, check_same_meaning, write_pins
 from recd_plugins.errors import RegistryError, listed, so_many
 from recd_plugins.notices import Notices, Unchecked
 from recd_plugins.planning.together import agreed
@@ -161,7 +161,7 @@ def _begun_from(stack: Stack, job: Job, checkpoints: Checkpoints) -> Iterator[st
     run = stack.registry.train.begin_from
     if run is not None:
         path = agreed(lambda: checkpoint_of(run))
-        unknown = check_made_alike(path.parent.parent, stack.prepare())
+        unknown = agreed(lambda: check_same_meaning(path.parent.parent, stack.prepare()))
         before = checkpoints.begin_from(job, path)
         if unknown:
             notice = Unchecked(
